@@ -26,6 +26,7 @@ from gateway.wire.stream import (
     error_message,
     is_preliminary,
     read_body,
+    says_something,
 )
 from gateway.wire.token_ids import IdsField
 
@@ -246,7 +247,8 @@ class Attempt:
             keeps_up = (not ready or write(ready)) and len(data) < LARGE_PIECE
             if reader.failure is not None:
                 raise _FailedMidwayError
-            progress(reader.tokens)
+            if says_something(ready):
+                progress(reader.tokens)
             return keeps_up
 
         held = await self._first_events(answer, reader)

@@ -94,6 +94,9 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _BOUNDARY = re.compile(rb"\r?\n\r?\n")
 _BOUNDARY_BYTES = 3
 """The last bytes sent that may begin an event boundary which the next bytes complete."""
+_COMMENT = re.compile(rb"(?:^|(?<=\n\n)):[^\n]*\n\n")
+"""An event that is only a comment. Engines send one while they have nothing to say: vLLM with
+`--sse-keep-alive-interval`, llama-server each second."""
 _DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
 _FINISHED = re.compile(rb'"finish_reason":\s*"([^"]{0,40})')
 """Searched for in the undecoded choices: inside a text the quotes are escaped, and a list of any length costs no more
@@ -125,10 +128,11 @@ _MARKS: dict[Api, tuple[bytes, ...]] = {
 """The marks; an event without any is an ordinary token. Engines write their JSON without spaces; some put
 none after `data:`, either."""
 
+_ANY_EVENT = b"\n\n"
 _TOKEN_MARK: dict[Api, bytes] = {
-    Api.CHAT: b"\n\n",
-    Api.BATCH: b"\n\n",
-    Api.COMPLETIONS: b"\n\n",
+    Api.CHAT: _ANY_EVENT,
+    Api.BATCH: _ANY_EVENT,
+    Api.COMPLETIONS: _ANY_EVENT,
     Api.RESPONSES: b".delta\ndata",
     Api.MESSAGES: b"event: content_block_delta",
 }
@@ -237,6 +241,8 @@ class StreamReader:
         if self._held_bytes or self.torn or not data.endswith(b"\n\n"):
             data = self._complete(data)
         events = data.count(self._token_mark)
+        if _may_comment(data) and self._token_mark == _ANY_EVENT:
+            events -= len(_COMMENT.findall(data))
         self.tokens += events if self._interval == 1 else self._held(events)
         return self._read(data) if self._marked(data) else data
 
@@ -255,7 +261,7 @@ class StreamReader:
         ):
             events = 1
         else:
-            if not chunk.endswith(b"\n\n\r\n") or self._marked(chunk):
+            if not chunk.endswith(b"\n\n\r\n") or self._marked(chunk) or _may_comment(chunk, start):
                 return False
             events = chunk.count(self._token_mark, start)
             if events == 1:
@@ -414,6 +420,11 @@ class StreamReader:
         self.tokens = max(self.tokens, self._generated_in_all)
 
 
+def _may_comment(data: bytes, start: int = 0) -> bool:
+    """Whether an event may be a comment."""
+    return data.startswith(b":", start) or data.find(b"\n\n:", start) >= 0
+
+
 def _end_of_events(data: bytes) -> int:
     """The end of the last complete event."""
     plain, carried = data.rfind(b"\n\n"), data.rfind(b"\n\r\n")
@@ -423,6 +434,11 @@ def _end_of_events(data: bytes) -> int:
 def _kept(before: tuple[str, ...], reasons: list[bytes]) -> tuple[str, ...]:
     room = _MOST_REASONS - len(before)
     return before + tuple(reason.decode("utf-8", "replace") for reason in reasons[:room])
+
+
+def says_something(data: bytes) -> bool:
+    """Whether there is more than comments in these events: an engine that hangs may go on to send those."""
+    return bool(data) and not (data.startswith(b":") and is_preliminary(data))
 
 
 def is_preliminary(data: bytes) -> bool:

@@ -139,6 +139,22 @@ async def test_a_client_that_reads_slowly_is_waited_for(plane):
     assert await outcome(plane, client) == "completed"
 
 
+@pytest.mark.parametrize("comment", [b": keep-alive\n\n", b":\n\n"])
+async def test_an_engine_that_sends_only_comments_is_silent(plane, comment):
+    """Those go on while it hangs. They reach the client, but are no sign of life."""
+    quiet = [piece for _ in range(40) for piece in (comment, 1.0)]
+    plane.replies.append(stream(TOKEN, 1.0, *quiet, TOKEN, 1.0, LAST, DONE))
+    client, flight = await flying(plane)
+    await asyncio.sleep(2)
+    began, heard = flight.moved_at, plane.watch(flight.endpoint.id).progress
+    await asyncio.sleep(37)
+    assert (flight.moved_at, plane.watch(flight.endpoint.id).progress) == (began, heard)
+    await asyncio.sleep(3)
+    assert plane.watch(flight.endpoint.id).progress > heard
+    assert await outcome(plane, client) == "completed"
+    assert client.body == TOKEN + comment * 40 + TOKEN + LAST + DONE
+
+
 async def test_a_stream_begins_with_its_first_event_of_any_worth(plane, monkeypatch):
     created = b"event: response.created\ndata: {}\n\n"
     body = b'{"model":"m","input":"x","stream":true}'

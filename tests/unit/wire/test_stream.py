@@ -13,6 +13,7 @@ from gateway.wire.stream import (
     error_message,
     is_preliminary,
     read_body,
+    says_something,
 )
 from gateway.wire.usage import Usage
 from tests.fakes.vllm.requests import Api as FakeApi
@@ -260,6 +261,38 @@ def test_tokens_that_pass_in_their_chunks_are_counted(api):
             reader.feed(event)
     assert passed >= 28
     assert reader.tokens == read(api, events)[0].tokens
+
+
+@pytest.mark.parametrize("api", STREAMED)
+@pytest.mark.parametrize("comment", [b": keep-alive\n\n", b":\n\n"])
+def test_a_comment_is_no_token(api, comment):
+    """vLLM's and llama-server's own, while they have nothing to say."""
+    events = answer(api, tokens=9)
+    apart, together, chunked = (StreamReader(api, strip_usage=False) for _ in range(3))
+    for event in events:
+        assert apart.feed(comment) == comment
+        apart.feed(event)
+        together.feed(comment + event + comment)
+        for piece in (comment, event):
+            size_line = b"%x\r\n" % len(piece)
+            if not chunked.passes(size_line + piece + b"\r\n", len(size_line)):
+                chunked.feed(piece)
+    counts = {reader.tokens for reader in (apart, together, chunked)}
+    assert counts == {read(api, events)[0].tokens}
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", False),
+        (b":\n\n", False),
+        (b": a\n\n: b\r\n\r\n", False),
+        (b": a\n\ndata: {}\n\n", True),
+        (b"data: {}\n\n", True),
+    ],
+)
+def test_comments_say_nothing(data, says):
+    assert says_something(data) == says
 
 
 def test_nothing_passes_before_what_is_held_back():
