@@ -18,6 +18,8 @@ BUSY = 0.1
 """CPUs, or share of a GPU, from which an engine counts as at work. Answering probes costs vLLM 0.01 CPUs."""
 WINDOW = 10.0
 """Seconds over which looks are compared: a shorter span may fall into a pause."""
+LOOK_TIMEOUT = 1.0
+"""Seconds for a look. The driver of a GPU that is stuck may keep whoever asks it waiting for ever."""
 _LOCAL = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -41,12 +43,22 @@ class Activity:
         self._clock = clock
         self._proc = proc
         self._pid: int | None = None
+        self._looking: asyncio.Future[bool | None] | None = None
+        """A look that has begun."""
         self._looks: deque[tuple[float, float]] = deque()
         """Time of each look, and the processes' CPU seconds by then."""
 
     async def look(self) -> bool | None:
-        """Whether they computed lately; None if they cannot be seen, or are seen for the first time."""
-        return None if self._find is None else await asyncio.to_thread(self._look, self._find)
+        """Whether they computed lately; None if they cannot be seen, or not in time, or for the first time."""
+        if self._find is None:
+            return None
+        if self._looking is None:
+            self._looking = asyncio.ensure_future(asyncio.to_thread(self._look, self._find))
+        done, _ = await asyncio.wait({self._looking}, timeout=LOOK_TIMEOUT)
+        if not done:
+            return None
+        looked, self._looking = self._looking, None
+        return looked.result()
 
     def _look(self, find: Callable[[], int | None]) -> bool | None:
         seen = dict(_processes(self._proc))

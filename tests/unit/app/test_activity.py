@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -95,6 +96,25 @@ async def test_use_of_its_own_gpu_is_work(seen, monkeypatch, use, holder, busy):
     await looked.look()
     clock.now += 1
     assert await looked.look() is busy
+
+
+async def test_a_driver_that_is_stuck_keeps_nobody_waiting(seen, monkeypatch):
+    """As of a GPU whose firmware answers no more: its engine hangs, and whoever asks for the GPU does."""
+    looked, clock = seen
+    answers, asked = threading.Event(), []
+    monkeypatch.setattr(activity, "LOOK_TIMEOUT", 0.01)
+    monkeypatch.setattr(activity, "gpus", lambda: asked.append(1) or (answers.wait() and ()))
+    await looked.look()
+    clock.now += 1
+    async with asyncio.timeout(30):
+        try:
+            assert [await looked.look() for _ in range(9)] == [None] * 9
+            assert asked == [1], "one thread waits"
+        finally:
+            answers.set()
+        while await looked.look() is None:
+            pass
+        assert await looked.look() is False
 
 
 async def test_what_runs_elsewhere_and_what_is_gone_cannot_be_seen(seen, proc, monkeypatch):
