@@ -90,11 +90,11 @@ class Prober:
                         return NoReply(f"{method} {path}: more than {most >> 20} MiB of answer")
                 reply = Reply(response.status_code, bytes(read), answered_at)
                 return reply if path == "/metrics" else _bounded(path, reply)
-        except TimeoutError:
-            reason = f"{method} {path}: no answer within {timeout:g} s"
+        except (TimeoutError, httpx.ConnectTimeout) as error:
+            waited = str(error) if not accepted and str(error) else f"no answer within {timeout:g} s"
             if accepted:
                 self.unanswered_at = self._clock()
-            return NoReply(reason, accepted=accepted)
+            return NoReply(f"{method} {path}: {waited}", accepted=accepted)
         except httpx.ConnectError as error:
             if lacking(error):
                 raise OutOfDescriptorsError from error

@@ -60,7 +60,7 @@ class HttpUpstream:
         connected: Callable[[], None] = lambda: None,
         alone: bool = False,
     ) -> Answer:
-        """See `Upstream.send`. Calls `connected` before the request goes out on a connection.
+        """See `Upstream.send`. Calls `connected` once the endpoint's kernel has taken a connection.
 
         `alone`: on a new one, whether or not another is free.
         """
@@ -83,8 +83,7 @@ class HttpUpstream:
                 # The engine closed an idle connection just as it was used. It has not seen the request.
                 connection = None
         if connection is None:
-            connection = await self._connect(origin)
-            connected()
+            connection = await self._connect(origin, connected)
             await connection.request(head, body)
         return _HttpAnswer(self, base_url, connection)
 
@@ -145,13 +144,21 @@ class HttpUpstream:
             del idle[connection]
             connection.abort()
 
-    async def _connect(self, origin: _Origin) -> Connection:
+    async def _connect(self, origin: _Origin, connected: Callable[[], None]) -> Connection:
         loop, patience = asyncio.get_running_loop(), self._timeouts().connect_timeout
+        connection: Connection
         try:
             async with asyncio.timeout(patience):
                 if origin.unix is not None:
-                    return await connect(origin.unix)
-                _, connection = await loop.create_connection(Connection, origin.host, origin.port, ssl=origin.tls)
+                    connection = await connect(origin.unix)
+                    connected()
+                elif origin.tls is None:
+                    _, connection = await loop.create_connection(Connection, origin.host, origin.port)
+                    connected()
+                else:
+                    plain, _ = await loop.create_connection(asyncio.Protocol, origin.host, origin.port)
+                    connected()  # the handshake is for the endpoint itself to make, and that may be busy
+                    connection = await _secured(plain, origin.tls, origin.host)
         except TimeoutError:
             raise ConnectFailedError(f"no connection within {patience:g} s") from None
         except ssl.SSLCertVerificationError as error:
@@ -178,6 +185,19 @@ class HttpUpstream:
         )
         self._origins[base_url] = origin
         return origin
+
+
+async def _secured(plain: asyncio.Transport, tls: ssl.SSLContext, host: str) -> Connection:
+    connection = Connection()
+    try:
+        secured = await asyncio.get_running_loop().start_tls(plain, connection, tls, server_hostname=host)
+    except BaseException:
+        plain.abort()
+        raise
+    if secured is None:  # closed meanwhile
+        raise ConnectionResetError
+    connection.connection_made(secured)
+    return connection
 
 
 class _HttpAnswer:

@@ -8,6 +8,7 @@ import time
 
 import httpx
 import pytest
+import uvloop
 
 from gateway.config.settings import UpstreamSettings
 from gateway.endpoints import probe
@@ -106,6 +107,32 @@ async def test_a_header_is_never_quoted(prober, vllm):
     reply = await prober.get("/health")
     assert isinstance(reply, NoReply)
     assert "hidden" not in reply.reason
+
+
+@pytest.mark.parametrize(
+    ("scheme", "connecting", "asking"), [("http", 5.0, 0.1), ("https", 5.0, 0.1), ("https", 0.1, 5.0)]
+)
+@pytest.mark.parametrize("loop", [asyncio.SelectorEventLoop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_connection_that_its_kernel_takes_is_taken_whatever_is_spoken_on_it(loop, scheme, connecting, asking, clock):
+    """An engine that is busy makes no handshake either: its own loop does that."""
+    settings = UpstreamSettings(connect_timeout=connecting)
+    transport = QuestionTransport(lambda: settings, ssl.create_default_context())
+
+    async def ask(port):
+        async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
+            prober = Prober(client, f"{scheme}://127.0.0.1:{port}", asking, clock)
+            return await prober.get("/health"), prober.unanswered_at
+
+    with socket.create_server(("127.0.0.1", 0)) as busy, asyncio.Runner(loop_factory=loop) as runner:
+        reply, unanswered_at = runner.run(ask(busy.getsockname()[1]))
+        accepted, _ = busy.accept()
+        with accepted:
+            accepted.settimeout(5)
+            while accepted.recv(2**16):
+                pass  # what was asked, and then the end of the connection
+    assert reply.accepted
+    assert "no answer within" in reply.reason
+    assert unanswered_at == clock.now
 
 
 async def test_silence_ends_with_the_timeout(client, vllm, clock):

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import errno
 import socket
 import ssl
@@ -19,16 +20,15 @@ from tests.until import until
 CERTIFICATES = Path(__file__).parents[1] / "config" / "certificates"
 
 
-@pytest.fixture
-async def tls_server() -> AsyncIterator[Server]:
+@contextlib.asynccontextmanager
+async def over_tls() -> AsyncIterator[Server]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(CERTIFICATES / "localhost.pem", CERTIFICATES / "localhost.key")
     server = Server()
     server.scripts = [server.answer]
-    listening = await asyncio.start_server(server.connected, "127.0.0.1", 0, ssl=context)
-    server.url = f"https://localhost:{listening.sockets[0].getsockname()[1]}"
-    yield server
-    listening.close()
+    async with await asyncio.start_server(server.connected, "127.0.0.1", 0, ssl=context) as listening:
+        server.url = f"https://localhost:{listening.sockets[0].getsockname()[1]}"
+        yield server
 
 
 async def test_sends_what_it_is_given_and_returns_what_it_gets(server: Server) -> None:
@@ -243,15 +243,22 @@ async def test_nobody_listening_is_told_apart_from_a_lost_connection() -> None:
 
 
 class TestTls:
-    async def test_a_trusted_certificate_is_accepted(self, tls_server: Server) -> None:
-        trusting = ssl.create_default_context(cafile=CERTIFICATES / "ca.pem")
-        client = HttpUpstream(UpstreamSettings)
-        client.trust(tls_server.url, trusting)
-        assert await fetch(client, tls_server.url) == b"ok"
-        await client.close()
-        await asyncio.sleep(0)
+    @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+    def test_a_trusted_certificate_is_accepted(self, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        async def ask() -> None:
+            client = HttpUpstream(UpstreamSettings)
+            async with over_tls() as server:
+                client.trust(server.url, ssl.create_default_context(cafile=CERTIFICATES / "ca.pem"))
+                for _ in range(3):
+                    assert await fetch(client, server.url) == b"ok"
+                assert server.connections == 1
+                await client.close()
+                await asyncio.sleep(0)
 
-    async def test_an_unknown_certificate_is_told_as_such(self, tls_server: Server) -> None:
-        async with upstream() as client:
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(ask())
+
+    async def test_an_unknown_certificate_is_told_as_such(self) -> None:
+        async with upstream() as client, over_tls() as server:
             with pytest.raises(ConnectFailedError, match="certificate"):
-                await fetch(client, tls_server.url)
+                await fetch(client, server.url)
