@@ -84,6 +84,8 @@ class EngineMetrics:
     """Requests in execution, over all ranks."""
     waiting: int | None = None
     """Requests waiting for capacity, over all ranks; before vLLM 0.20 all waiting requests."""
+    deferred: int | None = None
+    """Requests waiting for something else, as one whose adapter has no place (`--max-loras`)."""
     generation_tokens: float | None = None
     prompt_tokens: float | None = None
     work: float | None = None
@@ -128,6 +130,7 @@ def parse(text: bytes) -> EngineMetrics:
         kv_usage=within(max(usage), 1.0) if usage else None,
         running=whole(total(_RUNNING)),
         waiting=whole(total(_WAITING) if waiting is None else waiting),
+        deferred=whole(total(_WAITING_BY_REASON, reason="deferred")),
         generation_tokens=total(_GENERATION_TOKENS),
         prompt_tokens=total(_PROMPT_TOKENS),
         preemptions=total(_PREEMPTIONS),

@@ -182,7 +182,7 @@ class SilenceMeter:
     def scraped(self, metrics: EngineMetrics, now: float) -> bool:
         """Take a scrape; return whether the engine made a step since the one before."""
         before, self._metrics, self._scraped_at = self._metrics, metrics, now
-        if metrics.waiting != 0:
+        if metrics.waiting != 0 or metrics.deferred:
             self._queued_at = now
         if before is None:
             return False

@@ -31,6 +31,7 @@ def test_reads_the_same_values_as_prometheus_own_parser(path):
     metrics = parse(path.read_bytes())
     assert metrics.running == total("num_requests_running")
     assert metrics.waiting == (total("num_requests_waiting") if waiting is None else waiting)
+    assert metrics.deferred == total("num_requests_waiting_by_reason", reason="deferred")
     assert metrics.generation_tokens == total("generation_tokens_total")
     assert metrics.prompt_tokens == total("prompt_tokens_total")
     assert metrics.preemptions == total("num_preemptions_total")

@@ -412,12 +412,16 @@ def test_a_long_prefill_beside_others_has_its_time(work):
     assert at == pytest.approx(PREFILL_TIMES * 20_000 / rate, abs=1)
 
 
-@pytest.mark.parametrize("waiting", [1, None], ids=["it waits in the engine", "not known"])
-def test_a_stream_that_may_wait_in_the_engine_is_not_overdue(work, waiting):
+@pytest.mark.parametrize(
+    "told",
+    [{"waiting": 1}, {"waiting": 0, "deferred": 1}, {"waiting": None}],
+    ids=["it waits in the engine", "it waits for a place of its adapter", "not known"],
+)
+def test_a_stream_that_may_wait_in_the_engine_is_not_overdue(work, told):
     work.dispatched(C, 10, 0.0)
     work.dispatched(A, 10, 0.0)
-    assert overdue_at(work, waiting=waiting) is None
-    if waiting:
+    assert overdue_at(work, **told) is None
+    if told["waiting"] is not None:
         work.scraped(COUNTING, 1300.0)
         work.scraped(COUNTING, 1419.0)
         assert work.overdue(1418.0) == [], "its time begins when nothing waits any more"
