@@ -111,7 +111,7 @@ class SilenceMeter:
 
     @property
     def prefill_rate(self) -> float:
-        """Prompt tokens per second from dispatch to first token; long prompts weigh more."""
+        """Prompt tokens per second from dispatch to first token, or to a whole answer; long prompts weigh more."""
         return self._prefill_tokens / self._prefill_seconds
 
     def dispatched(
@@ -174,9 +174,11 @@ class SilenceMeter:
             if tracked is None or tracked.started:
                 continue
             tracked.started = True
-            if tracked.streams:
+            seconds = max(now - tracked.since, 1e-3)
+            # A whole answer took longer than its prefill: it only tells that this is no slower.
+            if tracked.streams or tracked.prompt_tokens > seconds * self.prefill_rate:
                 self._prefill_tokens = self._prefill_tokens * _KEEP + tracked.prompt_tokens
-                self._prefill_seconds = self._prefill_seconds * _KEEP + max(now - tracked.since, 1e-3)
+                self._prefill_seconds = self._prefill_seconds * _KEEP + seconds
         self.forget(now)
 
     def scraped(self, metrics: EngineMetrics, now: float) -> bool:

@@ -373,11 +373,24 @@ def test_a_client_that_reads_again_says_nothing_of_the_prefill_rate(work):
     assert work.prefill_rate == before
 
 
-def test_answers_that_do_not_stream_say_nothing_of_the_prefill_rate(work):
+def test_a_slow_answer_without_a_stream_says_nothing_of_the_prefill_rate(work):
     before = work.prefill_rate
     work.dispatched(A, 10, 0.0, streams=False)
     work.progressed([A], 60.0)
     assert work.prefill_rate == before
+
+
+def test_a_fast_answer_without_a_stream_tells_that_prefill_is_no_slower(work):
+    """Else an engine that streams nothing, and hangs over long prompts, has ten minutes."""
+    for number in range(60):  # 8,000 tokens and an answer in 4 s
+        work.dispatched(RequestId(number), 8000, number * 10.0, streams=False)
+        work.progressed([RequestId(number)], number * 10.0 + 4.0)
+        work.finished(RequestId(number), number * 10.0 + 4.0)
+    assert work.prefill_rate == pytest.approx(2000, rel=0.01)
+    for request in (A, B):
+        work.dispatched(request, 30_000, 1000.0, streams=False)
+    work.scraped(COUNTING, 1061.0)
+    assert cause(work, 1000.0 + PREFILL_TIMES * 16) is SilenceCause.HUNG
 
 
 # One request that is silent while the others are not.
