@@ -160,31 +160,39 @@ def gauge_reader(gauges: Gauges) -> Callable[[bytes, Reached], EngineMetrics]:
     return read
 
 
-def read_iterations(body: bytes, _settings: Reached) -> EngineMetrics:
-    """TensorRT-LLM's `/metrics`: a list of the iterations since it was last asked, each as JSON.
+class IterationReader:
+    """Reads TensorRT-LLM's `/metrics` again and again: a list of the iterations since it was last asked, as JSON.
 
     It is empty while nothing runs, and always where `enable_iter_perf_stats` is off: then nothing is known.
     """
-    try:
-        iterations = [] if crowded(body) else _iterations.decode(body)
-    except _UNREADABLE:
-        return EngineMetrics()
-    if not iterations:
-        return EngineMetrics()
-    last = iterations[-1]
-    cache = last.kv_cache_stats or _KvCache()
-    known = cache.max_num_blocks and cache.tokens_per_block
-    labels = (
-        {"num_gpu_blocks": str(cache.max_num_blocks + 1), "block_size": str(cache.tokens_per_block)} if known else {}
-    )
-    if last.max_num_active_requests:
-        labels[_SLOTS] = str(last.max_num_active_requests)
-    return EngineMetrics(
-        kv_usage=min(1.0, cache.used_num_blocks / cache.max_num_blocks) if cache.max_num_blocks else None,
-        running=last.num_active_requests,
-        waiting=last.num_queued_requests,
-        cache_config=labels,
-    )
+
+    def __init__(self) -> None:
+        self._tells = False
+
+    def read(self, body: bytes, _settings: Reached) -> EngineMetrics:
+        """Read one answer. The last iteration in it may be as old as the answer before."""
+        try:
+            iterations = None if crowded(body) else _iterations.decode(body)
+        except _UNREADABLE:
+            iterations = None
+        if not iterations:
+            nothing_runs = self._tells and iterations is not None
+            return EngineMetrics(kv_usage=0.0, running=0, waiting=0) if nothing_runs else EngineMetrics()
+        self._tells = True
+        last = iterations[-1]
+        cache = last.kv_cache_stats or _KvCache()
+        known = cache.max_num_blocks and cache.tokens_per_block
+        labels = {}
+        if known:
+            labels = {"num_gpu_blocks": str(cache.max_num_blocks + 1), "block_size": str(cache.tokens_per_block)}
+        if last.max_num_active_requests:
+            labels[_SLOTS] = str(last.max_num_active_requests)
+        return EngineMetrics(
+            kv_usage=min(1.0, cache.used_num_blocks / cache.max_num_blocks) if cache.max_num_blocks else None,
+            running=last.num_active_requests,
+            waiting=last.num_queued_requests,
+            cache_config=labels,
+        )
 
 
 _SLOTS = "max_num_active_requests"

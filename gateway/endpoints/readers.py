@@ -10,6 +10,7 @@ from gateway.endpoints.exposition import EXPECTED, EngineMetrics, parse
 from gateway.endpoints.foreign import (
     SGLANG_GAUGES,
     TGI_GAUGES,
+    IterationReader,
     gauge_reader,
     gauged_capacity,
     gauges_missing,
@@ -19,7 +20,6 @@ from gateway.endpoints.foreign import (
     identify_tgi,
     no_gauges,
     plain_capacity,
-    read_iterations,
 )
 from gateway.endpoints.identity import Identity, identify
 from gateway.endpoints.llama_server import SlotReader, identify_llama_server
@@ -67,6 +67,6 @@ READERS = {
         plain_capacity,
         EngineMetrics(missing=gauges_missing(TGI_GAUGES)),
     ),
-    TENSORRT_LLM.name: Readers(lambda: read_iterations, identify_tensorrt_llm, gauged_capacity),
+    TENSORRT_LLM.name: Readers(lambda: IterationReader().read, identify_tensorrt_llm, gauged_capacity),
     OLLAMA.name: Readers(lambda: no_gauges, identify_ollama, plain_capacity),
 }

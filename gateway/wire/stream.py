@@ -96,7 +96,7 @@ _BOUNDARY_BYTES = 3
 """The last bytes sent that may begin an event boundary which the next bytes complete."""
 _COMMENT = re.compile(rb"(?:^|(?<=\n\n)):[^\n]*\n\n")
 """An event that is only a comment. Engines send one while they have nothing to say: vLLM with
-`--sse-keep-alive-interval`, llama-server each second."""
+`--sse-keep-alive-interval`, llama-server by itself, each second or each 30."""
 _DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
 _FINISHED = re.compile(rb'"finish_reason":\s*"([^"]{0,40})')
 """Searched for in the undecoded choices: inside a text the quotes are escaped, and a list of any length costs no more

@@ -60,7 +60,9 @@ class Correction:
     to zero within as many more: an old or frozen gauge must not rule.
 
     An exact gauge tells what the requests in the engine may come to hold. It is taken as it is: they share nothing, and
-    a difference smoothed would let a request go where those of others hold its room.
+    a difference smoothed would let a request go where those of others hold its room. What others hold is what the gauge
+    shows beyond ours, of which all or only those confirmed are in it. Where both agree with what others held before,
+    that is still true.
     """
 
     __slots__ = ("_difference", "_exact", "_poll", "_sampled_at")
@@ -82,12 +84,13 @@ class Correction:
                 ignored: a preempted request waits without its blocks and will take them again.
         """
         difference = 0.0
-        if blocks > account.held:
-            difference = blocks - account.held
-        elif blocks < account.confirmed and not waiting and not self._exact:
-            difference = blocks - account.confirmed
         if self._exact:
+            difference = max(0.0, blocks - account.held, min(self._difference.value, blocks - account.confirmed))
             self._difference.reset()
+        elif blocks > account.held:
+            difference = blocks - account.held
+        elif blocks < account.confirmed and not waiting:
+            difference = blocks - account.confirmed
         self._difference.sample(difference, sampled_at)
         self._sampled_at = sampled_at
 

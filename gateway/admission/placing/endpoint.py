@@ -297,7 +297,8 @@ class EndpointRecord:
         """Take a scrape. One that equals the last in every value says nothing: its gauges are frozen.
 
         While none of our requests is there, a gauge that stays where the last step left it counts only if the engine
-        visibly works for others. That of an engine whose requests hold their whole limit follows its requests.
+        visibly works for others. That of an engine whose requests hold their whole limit follows its requests, and
+        stays where it is while those read their prompts.
         """
         previous = self.observed
         if previous is not None and sample.sampled_at <= previous.sampled_at:
@@ -308,10 +309,11 @@ class EndpointRecord:
             self.cold = False
         self.gate.scraped(sample.sampled_at)
         self._clock.observe(sample, now)
-        if previous is None or not _same(previous, sample):
-            account = self._history.since(sample.sampled_at - TUNING.gauge_lag)
-            if account.held or not self.grows or _works(previous, sample):
-                self._compare(sample, account)
+        new = previous is None or not _same(previous, sample)
+        account = self._history.since(sample.sampled_at - TUNING.gauge_lag)
+        if not self.grows or (new and (account.held or _works(previous, sample))):
+            self._compare(sample, account)
+        if new:
             if sample.waiting is not None:
                 self.gate.sample_waiting(sample.waiting, account.unconfirmed_sequences, sample.sampled_at)
             self.sequence_limit.observe(sample, self.ledger.sequences)

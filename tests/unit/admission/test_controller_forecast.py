@@ -302,12 +302,25 @@ class TestHoldsLimit:
         p >> at(3) >> scrape("a", 3, kv=0.7, tokens=60) << nothing >> at(4)
         p >> scrape("a", 4, kv=0.0, tokens=60) << Dispatch(2, "a")
 
-    def test_a_frozen_gauge_keeps_nobody_waiting(self, play):
+    def test_others_that_read_their_prompts_for_long_are_still_there(self, play):
+        """Nothing of what it tells moves meanwhile."""
         p = self.full(play()) >> scrape("a", 0, kv=0.0, tokens=0) >> at(1) >> scrape("a", 1, kv=0.6, tokens=9)
         p >> arrived(1, 10, max_tokens=90) << nothing
-        for second in range(2, 7):
-            p >> at(second) >> scrape("a", second, kv=0.6, tokens=9)
-        p << nothing >> at(7) >> scrape("a", 7, kv=0.6, tokens=9) << Dispatch(1, "a")
+        for second in range(2, 10):
+            p >> at(second) >> scrape("a", second, kv=0.6, tokens=9) << nothing
+        p >> at(10) >> scrape("a", 10, kv=0.0, tokens=9) << Dispatch(1, "a")
+
+    def test_a_gauge_that_is_not_told_any_more_keeps_nobody_waiting(self, play):
+        p = self.full(play()) >> scrape("a", 0, kv=0.0, tokens=0) >> at(1) >> scrape("a", 1, kv=0.6, tokens=9)
+        p >> arrived(1, 10, max_tokens=90) << nothing >> at(6) >> Tick() << nothing
+        p >> at(7) >> Tick() << Dispatch(1, "a")
+
+    def test_one_that_the_gauge_has_yet_to_show_takes_no_room_from_others(self, play):
+        """It is on its way while the gauge is read: that shows 60 of others, which are not 30 less for it."""
+        p = self.full(play()) >> scrape("a", 0, kv=0.6, tokens=9) >> arrived(1, 10, max_tokens=20) << Dispatch(1, "a")
+        p >> at(1) >> scrape("a", 1, kv=0.6, tokens=20) >> arrived(2, 10, max_tokens=20) << nothing
+        p >> at(2) >> scrape("a", 2, kv=0.9, tokens=20) << nothing >> progress(r1=1)
+        p >> at(3) >> scrape("a", 3, kv=0.7, tokens=30) << Dispatch(2, "a")
 
     def test_one_that_is_larger_than_the_cache_goes_alone(self, play):
         p = self.full(play()) >> arrived(1, 60, n=2, max_tokens=90) << Dispatch(1, "a")

@@ -9,6 +9,7 @@ from gateway.endpoints.foreign import (
     OLLAMA_LENGTH,
     SGLANG_GAUGES,
     TGI_GAUGES,
+    IterationReader,
     gauge_reader,
     gauged_capacity,
     identify_ollama,
@@ -16,7 +17,6 @@ from gateway.endpoints.foreign import (
     identify_tensorrt_llm,
     identify_tgi,
     plain_capacity,
-    read_iterations,
 )
 from gateway.endpoints.identity import UnidentifiedError
 from gateway.endpoints.silence import SilenceMeter
@@ -89,23 +89,31 @@ def test_one_whose_counters_move_when_a_request_ends_shows_its_steps(gauges, pag
 
 def test_the_last_iteration_is_how_it_is():
     body = json.dumps([*json.loads(iteration(used=1)), *json.loads(iteration(used=8))]).encode()
-    metrics = read_iterations(body, PLAIN)
+    metrics = IterationReader().read(body, PLAIN)
     assert (metrics.kv_usage, metrics.running, metrics.waiting) == (0.25, 2, 1)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'[{"kvCacheStats":7}]', b'[{"numActiveRequests":-1}]', b"\xff"])
 def test_no_iteration_tells_nothing(body):
-    assert read_iterations(body, PLAIN) == EngineMetrics()
+    assert IterationReader().read(body, PLAIN) == EngineMetrics()
+
+
+def test_no_iteration_since_the_last_one_is_an_engine_that_does_nothing():
+    """What the last one held, it holds no more. Kept, it was taken for what others hold."""
+    reader = IterationReader()
+    assert reader.read(iteration(used=8), PLAIN).kv_usage == 0.25
+    assert reader.read(b"[]", PLAIN) == EngineMetrics(kv_usage=0.0, running=0, waiting=0)
+    assert reader.read(b"", PLAIN) == EngineMetrics()
 
 
 def test_iterations_without_end_are_not_read():
     last = iteration(maxNumActiveRequests=8).strip(b"[]")
-    assert read_iterations(b"[" + b"{}," * 20_000 + last + b"]", PLAIN) == EngineMetrics()
-    assert read_iterations(b"[" + b"{}," * 2_000 + last + b"]", PLAIN) != EngineMetrics()
+    assert IterationReader().read(b"[" + b"{}," * 20_000 + last + b"]", PLAIN) == EngineMetrics()
+    assert IterationReader().read(b"[" + b"{}," * 2_000 + last + b"]", PLAIN) != EngineMetrics()
 
 
 def test_a_cache_without_blocks_is_unknown():
-    metrics = read_iterations(iteration(most=0), PLAIN)
+    metrics = IterationReader().read(iteration(most=0), PLAIN)
     assert (metrics.kv_usage, metrics.cache_config) == (None, {})
 
 
@@ -169,7 +177,7 @@ def test_where_requests_are_preempted_they_hold_no_limit():
 
 def test_blocks_and_slots_come_from_the_gauges_where_those_tell_them():
     identity = identify_tensorrt_llm(models("m"), None)
-    metrics = read_iterations(iteration(maxNumActiveRequests=8), PLAIN)
+    metrics = IterationReader().read(iteration(maxNumActiveRequests=8), PLAIN)
     found = gauged_capacity(metrics, identity, PLAIN)
     assert (found.kv_blocks, found.block_size, found.max_num_seqs, found.holds_limit) == (32, 32, 8, True)
     assert gauged_capacity(metrics, identity, Reached(max_num_seqs=4)).max_num_seqs == 4

@@ -58,9 +58,14 @@ class TestCorrection:
         assert 0 < correction.read(2) < 0.5 * 60
 
     def test_an_exact_gauge_is_not_damped_and_gives_nothing_away(self):
-        samples = [(0, 15, 10, 20), (1, 80, 10, 20), (2, 30, 10, 20), (3, 4, 10, 20)]
+        samples = [(0, 15, 10, 20), (1, 80, 20, 20), (2, 30, 20, 20), (3, 4, 10, 20)]
         read = [corrected(*samples[:seen], exact=True).read(seen - 1) for seen in range(1, 5)]
         assert read == [0, 60, 10, 0]
+
+    def test_an_exact_gauge_that_has_yet_to_show_a_request_of_ours_takes_nothing_from_others(self):
+        samples = [(0, 60, 0, 0), (1, 60, 0, 30), (2, 90, 0, 30), (3, 70, 30, 30)]
+        read = [corrected(*samples[:seen], exact=True).read(seen - 1) for seen in range(1, 5)]
+        assert read == [60, 60, 60, 40]
 
     def test_a_lasting_difference_comes_through(self):
         samples = [(t, 15, 10, 20) for t in range(3)] + [(t, 80, 10, 20) for t in range(3, 20)]
