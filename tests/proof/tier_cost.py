@@ -94,7 +94,9 @@ class Tier:
             lambda model, _root: Driver(AdmissionController(policy), lambda: self.now, self.hall.asker(model)),
             self.hall,
         )
-        monitor = SimpleNamespace(probed=asyncio.Event(), serving=True, on_trial=False, keeps=True, drained=False)
+        monitor = SimpleNamespace(
+            probed=asyncio.Event(), serving=True, on_trial=False, keeps=True, drained=False, keyed=False
+        )
         monitors: Any = {HERE: monitor}
         monitor.probed.set()
         self.hall.begin(self.cores, monitors, SimpleNamespace())
