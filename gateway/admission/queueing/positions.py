@@ -18,7 +18,8 @@ class Position(NamedTuple):
 
     def service(self, cost: float) -> float:
         """Total service until its turn, if it has this cost, tokens."""
-        return self.beside._replace(same=self.same).service(cost)
+        beside = self.beside
+        return Ahead(beside.urgent, self.same, beside.reserved, beside.yielded).service(cost)
 
 
 def positions(queue: Queue) -> dict[RequestId, Position]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum, auto
 from heapq import heapify, heappop, heappush, nlargest
 from math import inf
-from typing import NamedTuple
+from typing import Final
 
 from gateway.admission.placing.request import LaneKey, RequestRecord
 from gateway.admission.policy import Band
@@ -39,17 +39,26 @@ class OfferResult(Enum):
     """No request could go there now: its lane ends."""
 
 
-class Ahead(NamedTuple):
+_TAKEN: Final = OfferResult.TAKEN  # constants: in Python 3.11 each access to an enum member is a function call
+_NO_ROOM: Final = OfferResult.NO_ROOM
+_NOT_ITS_FLOW: Final = OfferResult.NOT_ITS_FLOW
+_CLOSED: Final = OfferResult.CLOSED
+
+
+class Ahead:
     """Service ahead of a new request, in tokens, if no other request arrives."""
 
-    urgent: float
-    """Cost of all requests in more urgent bands that are not set aside."""
-    same: float
-    """In its own band: its flow's backlog, and the fair share of every other flow until then."""
-    reserved: float
-    """Share of all service that its band gets, however much urgent work waits."""
-    yielded: float
-    """The share of all service that less urgent bands get meanwhile, at most."""
+    __slots__ = ("reserved", "same", "urgent", "yielded")
+
+    def __init__(self, urgent: float, same: float, reserved: float, yielded: float) -> None:
+        self.urgent = urgent
+        """Cost of all requests in more urgent bands that are not set aside."""
+        self.same = same
+        """In its own band: its flow's backlog, and the fair share of every other flow until then."""
+        self.reserved = reserved
+        """Share of all service that its band gets, however much urgent work waits."""
+        self.yielded = yielded
+        """The share of all service that less urgent bands get meanwhile, at most."""
 
     def service(self, cost: float) -> float:
         """Total service until the turn of a new request with this cost, tokens."""
@@ -138,14 +147,14 @@ class Queue:
         """
         waiting = self._bands.get(band)
         same = 0.0 if waiting is None else waiting.ahead(flow, lane)
-        return self._beside(band)._replace(same=max(0.0, same - own) if own else same)
+        return self._beside(band, max(0.0, same - own) if own else same)
 
     def beside(self) -> list[tuple[BandQueue, Ahead]]:
         """Bands with a waiting request, the most urgent first, and the service ahead of each by the other bands."""
-        return [(band, self._beside(band.number)) for band in self._order]
+        return [(band, self._beside(band.number, 0.0)) for band in self._order]
 
-    def _beside(self, band: int) -> Ahead:
-        """Service ahead of a request of this band that is first in it."""
+    def _beside(self, band: int, same: float) -> Ahead:
+        """Service ahead of a request with so much of it in its own band."""
         urgent = yielded = 0.0
         for other in self._order:
             if other.number == band:
@@ -155,12 +164,8 @@ class Queue:
                 urgent += going
             elif going > 0.0:
                 yielded += other.share.share
-        return Ahead(
-            urgent=urgent,
-            same=0.0,
-            reserved=max(self._settings.get(band, DEFAULTS).reserved, TUNING.starved_share),
-            yielded=yielded,
-        )
+        reserved = max(self._settings.get(band, DEFAULTS).reserved, TUNING.starved_share)
+        return Ahead(urgent, same, reserved, yielded)
 
     def weight(self, band: int) -> float:
         """Weight of all flows that wait in a band."""
@@ -365,16 +370,16 @@ class Queue:
                 lane = band.lanes[head.lane]
                 turn = band.fairness.active[head.arrival.flow].counter
                 answer = accept(head)
-                if answer is OfferResult.TAKEN:
+                if answer is _TAKEN:
                     lane.passed(turn)
                     if len(self._order) > 1:
                         return True
                     continue
-                if answer is OfferResult.NOT_ITS_FLOW and len(lane.aside) < MAX_ASIDE:
+                if answer is _NOT_ITS_FLOW and len(lane.aside) < MAX_ASIDE:
                     lane.set_aside(head.arrival.flow)
                     continue
                 ended.add(lane)
-                if answer is OfferResult.NO_ROOM:
+                if answer is _NO_ROOM:
                     lane.blocked = head
                     self._backfill(lane, head, accept)
         return False
@@ -395,13 +400,13 @@ class Queue:
             if request.arrival.flow in throttled:
                 continue
             answer = accept(request)
-            if answer is OfferResult.NOT_ITS_FLOW:
+            if answer is _NOT_ITS_FLOW:
                 throttled.add(request.arrival.flow)
                 continue
             tries += 1
-            if answer is OfferResult.CLOSED:
+            if answer is _CLOSED:
                 return
-            if answer is OfferResult.TAKEN:
+            if answer is _TAKEN:
                 head.backfilled += 1
                 if head.backfilled >= self._max_passes:
                     return
