@@ -6,8 +6,19 @@ Row = tuple[int, int, int]
 """One request: tokens that each sequence has yet to generate, tokens it holds, number of sequences."""
 
 
-Ends = dict[int, tuple[int, int]]
-"""Requests in flight by the steps until their predicted ends: the tokens they hold now, and their sequences."""
+class End:
+    """Requests that end together, as predicted."""
+
+    __slots__ = ("held", "sequences")
+
+    def __init__(self, held: int, sequences: int) -> None:
+        self.held = held
+        """Tokens that they hold now."""
+        self.sequences = sequences
+
+
+Ends = dict[int, End]
+"""All requests in flight, by the steps until their predicted ends."""
 
 
 class Forecast:
@@ -39,9 +50,9 @@ class Forecast:
         held, sequences, upto, after = [0], [0], [0], [0]
         holds = grows = most = 0
         for remaining in steps:
-            more_held, more = ends[remaining]
-            holds += more_held
-            grows += more
+            end = ends[remaining]
+            holds += end.held
+            grows += end.sequences
             use = holds + remaining * grows
             if use > most:  # noqa: PLR1730 - a call would double the loop's time
                 most = use

@@ -3,7 +3,7 @@
 from math import inf
 
 from gateway.admission.account.ledger import Ledger, Reservation
-from gateway.admission.prediction.forecast import Ends, Forecast, Row
+from gateway.admission.prediction.forecast import End, Ends, Forecast, Row
 from gateway.admission.prediction.predictor import Kind, Predictor
 from gateway.admission.prediction.quantile_range import QuantileRange
 from gateway.admission.prediction.spread import spread
@@ -132,8 +132,7 @@ class Outlook:
         lengths = self._predictions[other].lengths
         for length in lengths:
             remaining = max(0, length - other.generated)
-            held, grow = ends[remaining]
-            ends[remaining] = held - moved * (most // len(lengths)), grow
+            ends[remaining].held -= moved * (most // len(lengths))
         return Forecast(ends, most).with_request(row) + self._ledger.shared_tokens + moved
 
     def _of_ledger(self) -> dict[Reservation, LengthPrediction]:
@@ -145,7 +144,7 @@ class Outlook:
     def _ends(self, block_size: int) -> Ends:
         """Ends of all requests in flight as of now."""
         ends: Ends = {}
-        most, nothing, known = TUNING.predictions, (0, 0), ends.get
+        most = TUNING.predictions
         for reservation, prediction in self._of_ledger().items():
             generated = reservation.generated
             lengths = prediction.lengths
@@ -154,8 +153,12 @@ class Outlook:
             grows = reservation.sequences * weight
             for length in lengths:
                 remaining = length - generated if length > generated else 0
-                held, grow = known(remaining, nothing)
-                ends[remaining] = held + holds, grow + grows
+                end = ends.get(remaining)
+                if end is None:
+                    ends[remaining] = End(holds, grows)
+                else:
+                    end.held += holds
+                    end.sequences += grows
         return ends
 
     def _predict(self, reservation: Reservation, prediction: LengthPrediction, parts: int) -> None:

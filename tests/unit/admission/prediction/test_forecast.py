@@ -5,7 +5,7 @@ from math import ceil
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.prediction.forecast import Ends, Forecast
+from gateway.admission.prediction.forecast import End, Ends, Forecast
 
 ROW = st.tuples(st.integers(0, 40), st.integers(0, 60), st.sampled_from([1, 1, 1, 2, 5]))
 
@@ -13,8 +13,9 @@ ROW = st.tuples(st.integers(0, 40), st.integers(0, 60), st.sampled_from([1, 1, 1
 def forecast(rows, parts=1):
     ends: Ends = {}
     for remaining, holds, grows in rows:
-        held, grow = ends.get(remaining, (0, 0))
-        ends[remaining] = held + holds, grow + grows
+        end = ends.setdefault(remaining, End(0, 0))
+        end.held += holds
+        end.sequences += grows
     return Forecast(ends, parts)
 
 
