@@ -8,6 +8,7 @@ guards, mathematical constants and what protocols fix stand where they are used.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,4 +191,4 @@ class Tuning:
     Judgement."""
 
 
-TUNING = Tuning()
+TUNING: Final = Tuning()

@@ -209,7 +209,7 @@ def play(changes: Changes, chosen: Sequence[Cell], known: Known, requests: int) 
     """Play cells of one workload with changed constants, in a process that has not imported the core."""
     if "gateway.admission.controller" in sys.modules:
         raise RuntimeError("the core has its constants already; play in a process of its own")
-    tuning.TUNING = replace(TUNING, **dict(changes))
+    tuning.TUNING = replace(TUNING, **dict(changes))  # type: ignore[misc]  # final for all others
     from gateway.admission.policy import Bounds, Policy
     from gateway.simulation import workload
     from gateway.simulation.contenders import kvgate
