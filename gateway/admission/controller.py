@@ -269,9 +269,11 @@ class AdmissionController:
 
         It depends on the endpoints' block sizes: ask again after an endpoint came up.
         """
-        find = self._flights.get
+        flights = self._flights
         return {
-            request: flight.reservation.next_report for request in requests if (flight := find(request)) is not None
+            request: flight.reservation.next_report
+            for request in requests
+            if (flight := flights.get(request)) is not None
         }
 
     @property
@@ -376,9 +378,9 @@ class AdmissionController:
 
     def _progress(self, event: Progress, now: float) -> None:
         touched: dict[EndpointRecord, None] = {}  # an ordered set
-        find, endpoint = self._flights.get, None
+        flights, endpoint = self._flights, None
         for identifier, generated in event.generated:
-            flight = find(identifier)
+            flight = flights.get(identifier)
             if flight is None:
                 continue
             reservation = flight.reservation

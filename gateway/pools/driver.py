@@ -87,7 +87,7 @@ class Driver:
             if commands:
                 events += [following for command in commands if (following := self._carry_out(command)) is not None]
             if type(event) is Progress and event.generated:
-                next_reports = self._controller.next_reports(dict(event.generated))
+                next_reports = self._controller.next_reports([request for request, _ in event.generated])
                 self._asker.want(next_reports, everything=self._controller.aborting)
             elif type(event) is Finished and event.verdict is Verdict.ABORTED:
                 self._asker.want({}, everything=self._controller.aborting)

@@ -481,7 +481,7 @@ class Hall:
     def _moved(self, seat: Seat, message: Moved) -> None:
         """Pass on a batch of progress. One without counts is passed on, too: waiting requests are tried again."""
         generated, driver = message.generated, self._cores.drivers.get(message.model)
-        if driver is not None and {*map(seat.drivers.get, dict(generated))} <= {driver}:
+        if driver is not None and all(seat.drivers.get(request) is driver for request, _ in generated):
             driver.handle(Progress(generated))
             return
         # Some have ended, were not declared yet, or came before their model went and came back.
