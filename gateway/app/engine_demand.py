@@ -237,7 +237,7 @@ class EngineDemand:
 
     def _tell(self, endpoint: EndpointId, known: _Known, at: float | None, now: float, *, failed: bool = False) -> None:
         known.told = at
-        self._follower.expected(endpoint, None if at is None else at - now, failed=failed)
+        self._follower.starts(endpoint, None if at is None else at - now, failed=failed)
         model = self._cores.name(endpoint)
         if model is not None and (driver := self._cores.drivers.get(model)) is not None:
             driver.handle(Expected(at, failed))

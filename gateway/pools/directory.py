@@ -306,7 +306,7 @@ class Directory:
         """An endpoint takes no traffic."""
         self.endpoints[endpoint].healthy = False
 
-    def expected(self, endpoint: EndpointId, ready_in: float | None, *, failed: bool) -> None:
+    def starts(self, endpoint: EndpointId, ready_in: float | None, *, failed: bool) -> None:
         """An engine is expected to be up in so many seconds, or does not start."""
         known = self.endpoints[endpoint]
         known.ready_at = None if ready_in is None else asyncio.get_running_loop().time() + ready_in

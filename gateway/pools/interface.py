@@ -98,8 +98,8 @@ class Follower(Protocol):
         """The endpoint takes no new requests."""
         ...
 
-    def expected(self, endpoint: EndpointId, ready_in: float | None, *, failed: bool) -> None:
-        """An engine that does not run is expected to be up in so many seconds; None: not known, or it is up.
+    def starts(self, endpoint: EndpointId, ready_in: float | None, *, failed: bool) -> None:
+        """An engine that does not run is to be up in so many seconds; None: not known, or it is up.
 
         `failed`: it does not start, and those that wait for it wait in vain.
         """

@@ -285,7 +285,7 @@ class Down(_Message, tag=24):
 
 
 class Starts(_Message, tag=43):
-    """An engine is expected to be up in so many seconds, or does not start; see `Follower.expected`."""
+    """An engine is expected to be up in so many seconds, or does not start; see `Follower.starts`."""
 
     endpoint: EndpointId
     ready_in: float | None

@@ -234,7 +234,7 @@ class Hall:
         """Tell every front that an endpoint takes no new requests."""
         self._broadcast(_down(endpoint, self._monitors[endpoint]))
 
-    def expected(self, endpoint: EndpointId, ready_in: float | None, *, failed: bool) -> None:
+    def starts(self, endpoint: EndpointId, ready_in: float | None, *, failed: bool) -> None:
         """Tell every front when an engine is expected to be up."""
         self._broadcast(Starts(endpoint, ready_in, failed))
 

@@ -524,7 +524,7 @@ class Link:
 
     def _starts(self, message: Starts) -> None:
         if message.endpoint in self._watches:
-            self._follower.expected(message.endpoint, message.ready_in, failed=message.failed)
+            self._follower.starts(message.endpoint, message.ready_in, failed=message.failed)
 
     def _evacuate(self, message: Evacuate) -> None:
         self._follower.evacuate(message.endpoint)

@@ -250,7 +250,7 @@ class Front:
     def gone(self, endpoint: EndpointId) -> None:
         del self.healthy[endpoint], self.watches[endpoint]
 
-    def expected(self, endpoint: EndpointId, ready_in: float | None, *, failed: bool) -> None:
+    def starts(self, endpoint: EndpointId, ready_in: float | None, *, failed: bool) -> None:
         del endpoint, ready_in, failed
 
     def evacuate(self, endpoint: EndpointId) -> None:

@@ -350,7 +350,7 @@ class Front(Process):
             if not request.seen:
                 self.end(number, Back.FAILED)
 
-    def expected(self, endpoint: EndpointId, ready_in: float | None, *, failed: bool) -> None:
+    def starts(self, endpoint: EndpointId, ready_in: float | None, *, failed: bool) -> None:
         del endpoint, ready_in, failed
 
     def expire(self, requests: Collection[RequestId]) -> None:

@@ -59,7 +59,7 @@ class World:
         parent = SimpleNamespace(
             run=lambda at: self.asked.append(("run", at)), end=lambda at: self.asked.append(("end", at))
         )
-        follower = SimpleNamespace(expected=lambda *what, failed: self.told.append((*what, failed)))
+        follower = SimpleNamespace(starts=lambda *what, failed: self.told.append((*what, failed)))
         how = OnDemand(idle_stop=10.0, group="card")
         self.demand = EngineDemand(
             {A: how, B: how, "c:1": None}, cores, self.monitors, follower, parent=parent, clock=lambda: self.now

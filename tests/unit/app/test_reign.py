@@ -19,11 +19,11 @@ SETTINGS = Settings.model_validate({"server": {"state_dir": "none"}, "health": {
 
 @asynccontextmanager
 async def reign_of(
-    sections: dict[str, Any] | None = None, *, expected: int | None = 1, before: Callable[[], None] | None = None
+    sections: dict[str, Any] | None = None, *, fronts: int | None = 1, before: Callable[[], None] | None = None
 ) -> AsyncIterator[Reign]:
     """A reign over one endpoint, at which nobody listens."""
     settings = SETTINGS if sections is None else Settings.model_validate(SETTINGS.model_dump() | sections)
-    reign = Reign(settings, access(f"http://{ONE}"), {}, expected, before=before)
+    reign = Reign(settings, access(f"http://{ONE}"), {}, fronts, before=before)
     reign.begin()
     try:
         yield reign

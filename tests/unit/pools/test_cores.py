@@ -81,8 +81,8 @@ class World:
     def down(self, endpoint: EndpointId) -> None:
         self._tell("down", endpoint)
 
-    def expected(self, endpoint: EndpointId, ready_in: float | None, *, failed: bool) -> None:
-        self._tell("expected", endpoint, ready_in, failed)
+    def starts(self, endpoint: EndpointId, ready_in: float | None, *, failed: bool) -> None:
+        self._tell("starts", endpoint, ready_in, failed)
 
     def gone(self, endpoint: EndpointId) -> None:
         self._tell("gone", endpoint)

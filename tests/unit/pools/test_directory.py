@@ -294,16 +294,16 @@ async def test_who_waits_for_an_engine_hears_that_it_does_not_start(world):
     here.on_demand = True
     found = asyncio.create_task(world.directory.find("m"))
     await asyncio.sleep(0)
-    world.directory.expected(here.id, 5.0, failed=False)
+    world.directory.starts(here.id, 5.0, failed=False)
     assert here.ready_at == pytest.approx(asyncio.get_running_loop().time() + 5.0, abs=0.5)
-    world.directory.expected(here.id, None, failed=True)
+    world.directory.starts(here.id, None, failed=True)
     with pytest.raises(NotStartedError):
         await found
     world.up(here, identity("m"))
     world.directory.down(here.id)
     waiting = asyncio.create_task(world.directory.wait_for_endpoint(here.pool))
     await asyncio.sleep(0)
-    world.directory.expected(here.id, None, failed=True)
+    world.directory.starts(here.id, None, failed=True)
     with pytest.raises(NotStartedError):
         await waiting
 

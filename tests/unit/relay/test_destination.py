@@ -94,7 +94,7 @@ async def test_a_name_that_no_engine_has_is_not_waited_for(on_demand):
 async def test_it_waits_twice_as_long_as_the_start_is_expected_to_take_and_hears_so(on_demand):
     client = on_demand.ask(STREAMED)
     await asyncio.sleep(1)
-    on_demand.directory.expected(EndpointId("b"), 99.0, failed=False)
+    on_demand.directory.starts(EndpointId("b"), 99.0, failed=False)
     await client.ended()
     assert on_demand.lines[0]["queue_ms"] == 200_000
     assert client.body.startswith(b": kvgate position=1 eta=95.0\n\n")
@@ -105,14 +105,14 @@ async def test_retry_after_is_when_an_engine_is_expected_and_one_that_is_late_is
     endpoint = on_demand.directory.endpoints[EndpointId("b")]
     assert retry_after([endpoint]) == 10
     for ready_in, told in ((30.0, 30), (-20.0, 20), (300.0, 60), (0.1, 1)):
-        on_demand.directory.expected(endpoint.id, ready_in, failed=False)
+        on_demand.directory.starts(endpoint.id, ready_in, failed=False)
         assert retry_after([endpoint]) == pytest.approx(told, abs=0.01)
 
 
 async def test_who_waits_for_one_that_does_not_start_is_told(on_demand):
     client = on_demand.ask()
     await asyncio.sleep(1)
-    on_demand.directory.expected(EndpointId("b"), None, failed=True)
+    on_demand.directory.starts(EndpointId("b"), None, failed=True)
     await client.ended()
     assert (client.status, error(client)["code"]) == (503, "no_endpoint")
     assert "does not start" in error(client)["message"]

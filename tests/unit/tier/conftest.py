@@ -26,7 +26,7 @@ async def world():
 @pytest.fixture
 async def tier():
     """An owner in a tier of several gateways."""
-    tier = World(expected=None, reign=Election())
+    tier = World(fronts=None, reign=Election())
     tier.election = tier.hall._reign
     tier.up()
     await asyncio.sleep(DECLARED_WITHIN)

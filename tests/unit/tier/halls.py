@@ -73,9 +73,9 @@ class Monitor:
 class World:
     """An owner: its hall, its cores, and monitors that do as a test says."""
 
-    def __init__(self, expected=1, reign=None, **policy):
+    def __init__(self, fronts=1, reign=None, **policy):
         self.policy = Policy(ttl=10.0, no_endpoint_ttl=5.0, ttft_target=None, **policy)
-        self.hall = Hall(expected, reign)
+        self.hall = Hall(fronts, reign)
         self.monitors = {}
         self.made = []
         self.drained = []

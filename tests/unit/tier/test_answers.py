@@ -67,7 +67,7 @@ async def test_an_adapter_is_given_to_a_model_that_is_served(world, front):
 
 
 async def test_no_sum_is_told_before_all_fronts_are_there():
-    world = World(expected=2)
+    world = World(fronts=2)
     front = await world.join(1)
     front.say(Scrape(1))
     assert await front.heard() == []

@@ -198,7 +198,7 @@ async def test_where_one_front_cannot_connect_others_go_on(world, front):
 
 
 async def test_what_a_front_has_is_asked_for_in_parts():
-    world = World(expected=1)
+    world = World(fronts=1)
     world.up()
     front = world.connect()
     front.say(Hello(VERSION, 1))
@@ -252,7 +252,7 @@ async def test_what_an_owner_knew_of_demand_outlives_it(monkeypatch):
     world.hall.close()
     world.cores.close()
 
-    late = World(expected=2)
+    late = World(fronts=2)
     late.up()
     first = await late.join(1, kept=[Kept("m", 0.5, keep.warmth), Kept("gone", 0.1, keep.warmth)])
     await late.join(2, kept=[Kept("m", 7.0, packed_warmth(Warmth()))])
@@ -270,7 +270,7 @@ async def test_what_an_owner_knew_of_demand_outlives_it(monkeypatch):
 
 
 async def test_what_was_kept_and_cannot_be_read_keeps_no_owner_from_beginning():
-    world = World(expected=1)
+    world = World(fronts=1)
     world.up()
     front = await world.join(1, kept=[Kept("m", 0.5, b"\xc1")])
     front.say(Came("m", ONE))
@@ -312,7 +312,7 @@ async def test_what_a_gateway_has_is_known_once_each_of_its_fronts_has_declared(
 
 async def test_an_owner_of_a_tier_begins_as_soon_as_all_fronts_that_are_known_have_declared():
     election = Election()
-    tier = World(expected=None, reign=election)
+    tier = World(fronts=None, reign=election)
     tier.up()
 
     def joins(front, machine, fronts, waiting=()):
@@ -337,7 +337,7 @@ async def test_an_owner_of_a_tier_begins_as_soon_as_all_fronts_that_are_known_ha
 
 
 async def test_an_owner_waits_for_a_front_that_is_lost_before_it_has_declared_all():
-    tier = World(expected=None, reign=Election(complete=True))
+    tier = World(fronts=None, reign=Election(complete=True))
     tier.up()
     lost = tier.connect("b:1")
     lost.say(Hello(VERSION, 1, fronts=2))
@@ -674,7 +674,7 @@ async def test_who_waits_at_a_front_for_an_engine_is_told_and_forgotten_with_it(
     front.say(Awaits({"m": 1.5}))
     await turns()
     assert list(world.awaited.values()) == [{"m": 1.5}]
-    world.hall.expected(HERE, 2.0, failed=False)
+    world.hall.starts(HERE, 2.0, failed=False)
     assert await front.heard() == [Starts(HERE, 2.0, failed=False)]
     await front.end()
     await turns()

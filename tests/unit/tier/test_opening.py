@@ -40,7 +40,7 @@ def waiting(world):
 
 
 async def test_nothing_is_sent_before_all_fronts_have_declared():
-    world = World(expected=2)
+    world = World(fronts=2)
     world.up()
     first = await world.join(1, waiting=[("m", arrival(1, 1, waited=1.0))])
     assert world.load() == (0, 0)
@@ -53,7 +53,7 @@ async def test_nothing_is_sent_before_all_fronts_have_declared():
 
 
 async def test_what_comes_back_before_all_fronts_have_declared_waits_with_the_others():
-    world = World(expected=2)
+    world = World(fronts=2)
     world.up()
     first = await world.join(1, declared=[("m", Declared(ONE, HERE, 5))])
     first.say(GivenBack("m", arrival(1, waited=3.0, failures=1, avoid=HERE), Back.FAILED))
@@ -67,7 +67,7 @@ async def test_what_comes_back_before_all_fronts_have_declared_waits_with_the_ot
 
 async def test_what_waits_for_an_owner_begins_over_several_turns(monkeypatch):
     monkeypatch.setattr(carried, "PART", 1)
-    world = World(expected=2)
+    world = World(fronts=2)
     world.up()
     await world.join(1, waiting=[("m", ONE), ("m", arrival(2, waited=1.0)), ("m", THREE)])
     late = world.connect()
@@ -85,7 +85,7 @@ async def test_what_waits_for_an_owner_begins_over_several_turns(monkeypatch):
 
 
 async def test_an_owner_waits_for_fronts_for_so_long():
-    world = World(expected=2)
+    world = World(fronts=2)
     world.up()
     front = await world.join(1)
     front.say(Came("m", ONE))
@@ -109,7 +109,7 @@ async def test_more_fronts_than_expected_are_waited_for_once_they_are_connected(
 
 
 async def test_who_leaves_before_an_owner_begins_is_forgotten():
-    world = World(expected=2)
+    world = World(fronts=2)
     world.up()
     front = await world.join(1, waiting=[("m", ONE), ("m", TWO)])
     front.say(Left(ONE.request))
@@ -121,7 +121,7 @@ async def test_who_leaves_before_an_owner_begins_is_forgotten():
 
 
 async def test_a_front_lost_before_an_owner_begins_is_forgotten():
-    world = World(expected=2)
+    world = World(fronts=2)
     world.up()
     front = await world.join(1, waiting=[("m", ONE)])
     await front.end()
@@ -131,7 +131,7 @@ async def test_a_front_lost_before_an_owner_begins_is_forgotten():
 
 
 async def test_an_owner_that_ended_begins_nothing():
-    world = World(expected=2)
+    world = World(fronts=2)
     front = await world.join(1, known=[known()], waiting=[("m", ONE)])
     world.hall.close()
     await asyncio.sleep(2 * DECLARED_WITHIN)

@@ -138,8 +138,8 @@ class World:
     def down(self, *what):
         self.told.append(("down", *what))
 
-    def expected(self, *what, failed):
-        self.told.append(("expected", *what, failed))
+    def starts(self, *what, failed):
+        self.told.append(("starts", *what, failed))
 
     def gone(self, *what):
         self.told.append(("gone", *what))
@@ -856,7 +856,7 @@ async def test_what_is_waited_for_is_told_also_to_the_next_owner(world):
     assert await world.owner.heard() == [Awaits({"m": 0.5})]
     world.owner.say(Starts(HERE, 2.0, failed=False), Starts(EndpointId("elsewhere:1"), None, failed=True))
     await turns()
-    assert world.told[-1] == ("expected", HERE, 2.0, False)
+    assert world.told[-1] == ("starts", HERE, 2.0, False)
     await world.lose()
     again = await world.welcome()
     assert any(isinstance(message, Awaits) and message.ages["m"] >= 0.5 for message in again)
