@@ -12,7 +12,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-BORDER = {"__init__", "commands", "events", "explanation", "outcomes", "policy", "snapshot", "standing"}
+BORDER = {"__init__", "commands", "events", "explanation", "limit", "outcomes", "policy", "snapshot"}
 """Modules of values that others look into: msgspec and pydantic read types, which compiled classes do not keep."""
 
 
