@@ -9,7 +9,7 @@ ended.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from math import inf
 from typing import Final
 
@@ -26,12 +26,12 @@ LINGER: Final = 0.5
 
 
 class ResidencyPhase(Enum):
-    """The phase of an engine."""
+    """The phase of an engine. Its parent and the gateways of a tier know it by these words."""
 
-    STOPPED = auto()
-    STARTING = auto()
-    UP = auto()
-    LEAVING = auto()
+    STOPPED = "stopped"
+    STARTING = "starting"
+    UP = "up"
+    LEAVING = "leaving"
     """It takes no new requests, and still holds its cards."""
 
 

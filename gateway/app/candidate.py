@@ -12,7 +12,6 @@ import structlog
 
 from gateway.app.deciding import DecidingProcess
 from gateway.app.opened import opened
-from gateway.app.parent import Parent
 from gateway.app.reign import Reign
 from gateway.app.telemetry import Exports
 from gateway.config.live import Change
@@ -21,6 +20,7 @@ from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
 from gateway.endpoints.listener import EndpointStatus
 from gateway.ops.merged import Figures
+from gateway.pools.parent import Parent
 from gateway.runtime.background import Background
 from gateway.tier.campaign import Campaign, tier_state
 from gateway.tier.channel import Entrance

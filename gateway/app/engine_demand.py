@@ -9,11 +9,11 @@ import structlog
 from gateway.admission.events import EndpointId, Expected
 from gateway.admission.residency import Engine, ResidencyPhase, Retire, Start, decide, ready_at
 from gateway.app.monitors import Monitors
-from gateway.app.parent import EngineNews, Parent
 from gateway.config.engine import Launched, OnDemand
 from gateway.endpoints.health import State
 from gateway.pools.cores import Cores
 from gateway.pools.interface import Follower
+from gateway.pools.parent import EngineNews, Parent
 
 LOOK = 0.05
 """Seconds between two looks at demand."""
@@ -37,7 +37,9 @@ class _Known:
     def __init__(self, how: OnDemand, now: float) -> None:
         self.how = how
         self.phase = ResidencyPhase.LEAVING
-        """Until its parent has said whether it runs, it might: so nothing is started in its place."""
+        """Until its parent has said what it does, it may run: so nothing is started in its place."""
+        self.heard = False
+        """Whether its parent has said that."""
         self.since = self.worked_at = now
         self.left_at = -inf
         self.takes: float | None = None
@@ -117,17 +119,20 @@ class EngineDemand:
         if known is None:
             return
         known.takes = news.takes
-        if news.running:
-            if known.ended and known.phase is ResidencyPhase.LEAVING:  # it ran before this process began
+        first, known.heard = not known.heard, True
+        match news.phase:
+            case ResidencyPhase.STOPPED:
+                known.enter(ResidencyPhase.STOPPED, now)
+                known.left_at, known.told = now, None
+                if news.wrong is not None:
+                    self._failed(endpoint, known, news.wrong, now)
+                return
+            case ResidencyPhase.STARTING | ResidencyPhase.UP if first:  # since before this process began
                 known.enter(ResidencyPhase.STARTING, now)
                 known.ended = False
-            if (monitor := self._monitors.get(endpoint)) is not None and not monitor.serving:
-                monitor.rouse()  # it is probed at once
-            return
-        known.enter(ResidencyPhase.STOPPED, now)
-        known.left_at, known.told = now, None
-        if news.wrong is not None:
-            self._failed(endpoint, known, news.wrong, now)
+        starts = known.phase is ResidencyPhase.STARTING
+        if starts and (monitor := self._monitors.get(endpoint)) is not None and not monitor.serving:
+            monitor.rouse()  # it is probed at once
 
     def look(self) -> None:
         """Have done what is due now."""

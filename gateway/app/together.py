@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from gateway.admission.events import EndpointId
 from gateway.app.opened import Access
 from gateway.app.owner import Owner
-from gateway.app.parent import Parent
 from gateway.config.engine import Launched
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
@@ -13,6 +12,7 @@ from gateway.ops.metrics import Metrics
 from gateway.ops.pictures.digest import Digest
 from gateway.pools.admission import Admission, Progressed
 from gateway.pools.interface import Follower, Watch
+from gateway.pools.parent import Parent
 
 
 class Together(Owner):

@@ -9,7 +9,8 @@ import structlog
 from engine.events import BecameReady, Crashed, GaveUp, SupervisorEvent
 from engine.program import Engine
 from engine.supervisor import Supervisor
-from gateway.app.parent import RUN, EngineNews
+from gateway.admission.residency import ResidencyPhase
+from gateway.pools.parent import RUN, EngineNews
 from gateway.serve.sleep import fall_asleep, wake
 
 _log = structlog.get_logger("kvgate.supervisor")
@@ -20,7 +21,8 @@ class _Held:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.wanted = self.running = self.starting = False
+        self.wanted = self.starting = False
+        self.phase = ResidencyPhase.STOPPED
         self.sleeps = engine.sleeps
         self.asleep = self.lost = False
         """Whether its process sleeps, and whether it has ended by itself, and is not to be started again."""
@@ -99,7 +101,7 @@ class Attendant:
                 if held.asleep:
                     held.lost = True  # else it would be started again, awake
                     self._follow(held)
-            case GaveUp(diagnosis=diagnosis) if held is not None and held.running:
+            case GaveUp(diagnosis=diagnosis) if held is not None and held.phase is ResidencyPhase.UP:
                 held.wanted, held.lost = False, True
                 self._follow(held, str(diagnosis))
 
@@ -126,7 +128,7 @@ class Attendant:
     async def _bring_about(self, held: _Held, wrong: str | None) -> None:
         """Start or end an engine until it is as it is wanted."""
         try:
-            while held.running != held.wanted or held.lost:
+            while (held.phase is ResidencyPhase.UP) != held.wanted or held.lost:
                 if held.lost:
                     await self._remove(held)
                 elif held.wanted:
@@ -139,18 +141,20 @@ class Attendant:
 
     async def _start(self, held: _Held) -> str | None:
         """Wake or start it; return why it does not run."""
+        self._enter(held, ResidencyPhase.STARTING)
         if held.asleep and (await self._wake(held) or not held.wanted):
             return None
         held.free_port()
-        held.starting = True
+        held.phase, held.starting = ResidencyPhase.STARTING, True
         try:
             failure = await self._supervisor.add(held.engine, needed=False)
         finally:
             held.starting = False
         if failure is None:
-            held.running = True
+            held.phase = ResidencyPhase.UP
             return None
         asked_to_end, held.wanted = not held.wanted, False
+        held.phase = ResidencyPhase.STOPPED
         held.keep_port()
         return None if asked_to_end else str(failure)
 
@@ -160,7 +164,7 @@ class Attendant:
         began = loop.time()
         if await wake(held.engine.spec.url):
             held.woken_in = loop.time() - began
-            held.running, held.asleep = True, False
+            held.phase, held.asleep = ResidencyPhase.UP, False
             _log.info(f"{held.engine.name}: awake after {held.woken_in:.1f} s")
             return True
         _log.warning(f"{held.engine.name}: it does not wake, so it is started again")
@@ -169,10 +173,11 @@ class Attendant:
 
     async def _end(self, held: _Held) -> None:
         """Have it sleep or end."""
+        self._enter(held, ResidencyPhase.LEAVING)
         held.crashed = False
         sleeps = held.sleeps and await fall_asleep(held.engine.spec.url)
         if sleeps and held.sleeps and not held.crashed:  # it may have been taken out meanwhile
-            held.asleep, held.running = True, False
+            held.asleep, held.phase = True, ResidencyPhase.STOPPED
             _log.info(f"{held.engine.name}: sleeps")
             return
         if held.sleeps:
@@ -181,10 +186,16 @@ class Attendant:
 
     async def _remove(self, held: _Held) -> None:
         """End its process."""
+        held.phase = ResidencyPhase.LEAVING
         await self._supervisor.remove(held.engine.name)
-        held.running = held.asleep = held.lost = False
+        held.phase = ResidencyPhase.STOPPED
+        held.asleep = held.lost = False
         held.woken_in = None
         held.keep_port()
 
+    def _enter(self, held: _Held, phase: ResidencyPhase) -> None:
+        held.phase = phase
+        self._say(held)
+
     def _say(self, held: _Held, wrong: str | None = None) -> None:
-        self._tell(EngineNews(held.engine.spec.address, held.running, held.takes, wrong))
+        self._tell(EngineNews(held.engine.spec.address, held.phase, held.takes, wrong))

@@ -14,10 +14,11 @@ from gateway.admission.events import (
     RequestId,
 )
 from gateway.admission.policy import Policy
+from gateway.admission.residency import ResidencyPhase
 from gateway.app.engine_demand import LOOK, SETTLE, EngineDemand
-from gateway.app.parent import EngineNews
 from gateway.config.engine import OnDemand
 from gateway.endpoints.health import State
+from gateway.pools.parent import EngineNews
 
 A, B = EndpointId("a:1"), EndpointId("b:1")
 
@@ -71,11 +72,11 @@ class World:
             self.now += LOOK
             self.demand.look()
 
-    def hear(self, endpoint, *, running, wrong=None):
-        self.demand.heard(EngineNews(endpoint, running, 2.0, wrong))
+    def hear(self, endpoint, phase=ResidencyPhase.STOPPED, wrong=None):
+        self.demand.heard(EngineNews(endpoint, phase, 2.0, wrong))
 
     def come_up(self, endpoint):
-        self.hear(endpoint, running=True)
+        self.hear(endpoint, ResidencyPhase.UP)
         self.monitors[endpoint].state = State.UP
         self.pass_time(LOOK)
 
@@ -84,7 +85,7 @@ class World:
 def world():
     made = World()
     for endpoint in (A, B):
-        made.hear(endpoint, running=False)
+        made.hear(endpoint)
     made.pass_time(LOOK)
     return made
 
@@ -92,10 +93,10 @@ def world():
 def test_nothing_starts_before_the_parent_has_said_what_runs():
     world = World()
     world.demand.awaited(0, {"red": 1.0})
-    world.hear(A, running=False)
+    world.hear(A)
     world.pass_time(1)
     assert world.asked == []
-    world.hear(B, running=False)
+    world.hear(B)
     world.pass_time(LOOK)
     assert world.asked == [("run", A)]
 
@@ -115,11 +116,38 @@ def test_a_long_queue_is_not_gone_through_for_a_snapshot(world, monkeypatch):
 
 def test_an_engine_that_ran_before_its_owner_is_not_started_again():
     world = World()
-    world.hear(B, running=False)
+    world.hear(B)
     world.come_up(A)
     world.demand.awaited(0, {"red": 1.0})
     world.pass_time(1)
     assert world.asked == []
+
+
+def test_one_that_was_starting_before_its_owner_has_its_cards():
+    world = World()
+    world.hear(A, ResidencyPhase.STARTING)
+    world.hear(B)
+    world.demand.awaited(0, {"red": 0.0, "blue": 10.0})
+    world.pass_time(1)
+    assert world.asked == [], "not even the one that has been waited for longer"
+    world.demand.awaited(0, {"blue": 11.0})
+    world.pass_time(LOOK)
+    assert world.asked == [("end", A)], "a start that nobody waits for gives way"
+    world.hear(A)
+    world.pass_time(LOOK)
+    assert world.asked[1:] == [("run", B)]
+
+
+def test_one_that_was_ending_before_its_owner_has_its_cards_until_its_end():
+    world = World()
+    world.hear(A, ResidencyPhase.LEAVING)
+    world.hear(B)
+    world.demand.awaited(0, {"red": 0.0, "blue": 0.0})
+    world.pass_time(1)
+    assert world.asked == []
+    world.hear(A)
+    world.pass_time(LOOK)
+    assert world.asked == [("run", B)]
 
 
 def test_an_answer_that_is_only_passed_on_is_not_cut_off(world):
@@ -172,7 +200,7 @@ def test_another_model_waits_until_its_cards_are_free(world):
     world.pass_time(3)
     assert world.asked == [("run", A), ("end", A)]
     assert world.demand.ready_in()[B] == pytest.approx(2.0)
-    world.hear(A, running=False)
+    world.hear(A)
     world.pass_time(LOOK)
     assert world.asked[2:] == [("run", B)]
     world.demand.left(1)
@@ -184,11 +212,11 @@ def test_another_model_waits_until_its_cards_are_free(world):
 def test_a_start_that_fails_is_tried_once_more_and_then_those_that_wait_are_told(world):
     world.demand.awaited(0, {"red": 0.0})
     world.pass_time(LOOK)
-    world.hear(A, running=False, wrong="No memory.")
+    world.hear(A, wrong="No memory.")
     world.pass_time(LOOK)
     assert world.asked == [("run", A)] * 2
     assert not any(failed for *_, failed in world.told)
-    world.hear(A, running=False, wrong="No memory.")
+    world.hear(A, wrong="No memory.")
     assert world.told[-1] == (A, None, True)
     assert world.handled[-1] == Expected(None, failed=True)
     world.pass_time(0.5)
@@ -199,7 +227,7 @@ def test_a_start_that_fails_is_tried_once_more_and_then_those_that_wait_are_told
 
 def test_an_engine_that_never_starts_is_told_of_however_often_it_was_tried(world):
     for _ in range(1100):
-        world.hear(A, running=False, wrong="No memory.")
+        world.hear(A, wrong="No memory.")
     assert world.told == [(A, None, True)] * 1099
 
 

@@ -11,7 +11,8 @@ from engine.events import BecameReady, Crashed, GaveUp
 from engine.program_lifecycle import Policy
 from engine.spec import EngineSpec
 from engine.vllm import VLLM
-from gateway.app.parent import END, RUN, EngineNews
+from gateway.admission.residency import ResidencyPhase
+from gateway.pools.parent import END, RUN, EngineNews
 from gateway.serve.engine_attendant import Attendant
 from tests.ports import free_port
 
@@ -68,10 +69,10 @@ async def test_it_starts_and_ends_an_engine_as_it_is_told_and_says_how_that_went
     attendant.obey(RUN, at)
     attendant.on_event(BecameReady("engine m", 2.5))
     await settled()
-    assert told == [EngineNews(at, True, 2.5)]
+    assert told == [EngineNews(at, phase, 2.5) for phase in (ResidencyPhase.STARTING, ResidencyPhase.UP)]
     attendant.obey(END, at)
     await settled()
-    assert told[1:] == [EngineNews(at, False, 2.5)]
+    assert told[2:] == [EngineNews(at, phase, 2.5) for phase in (ResidencyPhase.LEAVING, ResidencyPhase.STOPPED)]
     assert supervisor.done == [("add", "engine m"), ("remove", "engine m")]
     attendant.obey(RUN, "127.0.0.1:1")
     await settled()
@@ -85,7 +86,17 @@ async def test_a_start_that_is_not_wanted_any_more_is_broken_off(world, engine):
     attendant.obey(END, engine.spec.address)
     await settled()
     assert supervisor.done == [("add", "engine m"), ("interrupt", "engine m")]
-    assert told == [EngineNews(engine.spec.address, False)]
+    assert told[1:] == [EngineNews(engine.spec.address, ResidencyPhase.STOPPED)]
+
+
+async def test_a_process_that_begins_to_decide_is_told_of_a_start_under_way(world, engine):
+    supervisor, attendant, told = world
+    attendant.obey(RUN, engine.spec.address)
+    await supervisor.begun.wait()
+    told.clear()
+    attendant.say_all()
+    assert told == [EngineNews(engine.spec.address, ResidencyPhase.STARTING)]
+    supervisor.ready.set()
 
 
 async def test_why_one_does_not_start_or_was_given_up_is_told(world, engine):
@@ -94,14 +105,14 @@ async def test_why_one_does_not_start_or_was_given_up_is_told(world, engine):
     supervisor.ready.set()
     attendant.obey(RUN, engine.spec.address)
     await settled()
-    assert (told[-1].running, told[-1].wrong) == (False, "No memory.")
+    assert (told[-1].phase, told[-1].wrong) == (ResidencyPhase.STOPPED, "No memory.")
     supervisor.failure = None
     attendant.obey(RUN, engine.spec.address)
     await settled()
-    assert told[-1].running
+    assert told[-1].phase is ResidencyPhase.UP
     attendant.on_event(GaveUp("engine m", Diagnosis("It crashed.")))
     await settled()
-    assert (told[-1].running, told[-1].wrong) == (False, "It crashed.")
+    assert (told[-1].phase, told[-1].wrong) == (ResidencyPhase.STOPPED, "It crashed.")
 
 
 async def test_its_port_is_kept_while_it_does_not_run(world, engine):
@@ -147,7 +158,7 @@ async def sleeper(engine, monkeypatch):
     can.put_nowait(True)
     await settled()
     assert asked == [engine.spec.url]
-    assert (supervisor.done, told[-1]) == ([("add", "engine m")], EngineNews(engine.spec.address, False, 60.0))
+    assert (supervisor.done, told[-1]) == ([("add", "engine m")], EngineNews(engine.spec.address, ResidencyPhase.STOPPED, 60.0))
     supervisor.done.clear()
     yield supervisor, attendant, told, can
     attendant.close()
@@ -158,12 +169,12 @@ async def test_one_that_sleeps_wakes_and_that_is_what_its_next_start_takes(sleep
     attendant.obey(RUN, engine.spec.address)
     can.put_nowait(True)
     await settled()
-    assert (told[-1].running, told[-1].takes < 1) == (True, True)
+    assert (told[-1].phase, told[-1].takes < 1) == (ResidencyPhase.UP, True)
     attendant.obey(END, engine.spec.address)
     can.put_nowait(False)
     await settled()
     assert supervisor.done == [("remove", "engine m")], "it cannot sleep any more"
-    assert told[-1] == EngineNews(engine.spec.address, False, 60.0), "so it is a whole start again"
+    assert told[-1] == EngineNews(engine.spec.address, ResidencyPhase.STOPPED, 60.0), "so it is a whole start again"
 
 
 async def test_one_that_does_not_wake_is_ended_and_started(sleeper, engine):
@@ -172,7 +183,7 @@ async def test_one_that_does_not_wake_is_ended_and_started(sleeper, engine):
     can.put_nowait(False)
     await settled()
     assert supervisor.done == [("remove", "engine m"), ("add", "engine m")]
-    assert told[-1].running
+    assert told[-1].phase is ResidencyPhase.UP
 
 
 async def test_one_that_ends_in_its_sleep_is_not_started_until_it_is_wanted(sleeper, engine):
@@ -183,7 +194,7 @@ async def test_one_that_ends_in_its_sleep_is_not_started_until_it_is_wanted(slee
     attendant.obey(RUN, engine.spec.address)
     await settled()
     assert supervisor.done[1:] == [("add", "engine m")], "there is nothing to wake"
-    assert told[-1].running
+    assert told[-1].phase is ResidencyPhase.UP
 
 
 async def test_one_that_ends_while_it_wakes_is_ended_once(sleeper, engine):
@@ -194,7 +205,7 @@ async def test_one_that_ends_while_it_wakes_is_ended_once(sleeper, engine):
     can.put_nowait(False)
     await settled()
     assert supervisor.done == [("remove", "engine m"), ("add", "engine m")]
-    assert told[-1].running
+    assert told[-1].phase is ResidencyPhase.UP
 
 
 @pytest.mark.parametrize("wakes", [False, True])
@@ -235,7 +246,7 @@ async def test_one_that_crashes_while_it_falls_asleep_ends(drowsy):
     can.put_nowait(True)
     await settled()
     assert supervisor.done == [("remove", "engine m")]
-    assert not told[-1].running
+    assert told[-1].phase is ResidencyPhase.STOPPED
 
 
 async def test_one_that_does_not_wake_and_is_not_wanted_any_more_is_not_started(sleeper, engine):
@@ -246,4 +257,4 @@ async def test_one_that_does_not_wake_and_is_not_wanted_any_more_is_not_started(
     can.put_nowait(False)
     await settled()
     assert supervisor.done == [("remove", "engine m")]
-    assert not told[-1].running
+    assert told[-1].phase is ResidencyPhase.STOPPED

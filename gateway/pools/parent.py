@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from gateway.admission.residency import ResidencyPhase
+
 RUN = "run"
 """A line of this process: start the engine at the address that follows."""
 END = "end"
@@ -22,8 +24,8 @@ class EngineNews(msgspec.Struct, frozen=True):
     """What an engine that comes and goes does, as its parent knows it."""
 
     address: str
-    running: bool
-    """Whether it is ready; if not, its process has ended, or sleeps."""
+    phase: ResidencyPhase
+    """Of its process. One that sleeps is stopped: its cards are free."""
     takes: float | None = None
     """Seconds its last start took."""
     wrong: str | None = None

@@ -1,4 +1,5 @@
-from gateway.app.parent import EngineEnded, EngineNews, Parent, as_line
+from gateway.admission.residency import ResidencyPhase
+from gateway.pools.parent import EngineEnded, EngineNews, Parent, as_line
 
 
 async def test_what_is_to_run_and_to_end_is_asked_a_line_each():
@@ -11,7 +12,7 @@ async def test_what_is_to_run_and_to_end_is_asked_a_line_each():
 def test_news_is_taken_and_other_lines_are_left():
     parent, heard, ends = Parent(), [], []
     parent.on_news, parent.on_ended = heard.append, ends.append
-    news = EngineNews("127.0.0.1:1", running=False, takes=2.5, wrong="It ran out of memory.")
+    news = EngineNews("127.0.0.1:1", phase=ResidencyPhase.STOPPED, takes=2.5, wrong="It ran out of memory.")
     ended = EngineEnded("127.0.0.1:1", "It was killed.", "Give it more memory.")
     assert parent.heard(as_line(news))
     assert parent.heard(as_line(ended))
