@@ -14,7 +14,7 @@ on PyPI lacks, and dies."""
 REFUSED_FLAGS = {
     "--model": "the engine's `model`",
     "--served-model-name": "the model's `name`",
-    "--host": "nothing: the engine listens on 127.0.0.1 only, behind kvgate",
+    "--host": "nothing: the engine listens on 127.0.0.1 only, behind kvgate, or `at` an address in a tier",
     "--port": "nothing: kvgate gives each engine a free port",
     "--uds": "nothing: kvgate reaches its engines over TCP",
     "--api-key": "kvgate's own client keys: only kvgate can reach the engine",
@@ -41,7 +41,7 @@ def arguments(spec: EngineSpec) -> tuple[str, ...]:
     """Return kvgate's own arguments."""
     return (
         *("--model", spec.model, "--served-model-name", spec.served_name),
-        *("--host", "127.0.0.1", "--port", str(spec.port)),
+        *("--host", spec.host, "--port", str(spec.port)),
         "--disable-uvicorn-access-log",  # kvgate writes the access log, and probes every second
     )
 

@@ -99,12 +99,13 @@ class EngineSpec:
         name: kvgate's name for it, unique among its engines.
         model: Model folder, hub id or file.
         served_name: The name clients use.
-        port: Port of 127.0.0.1 it listens on. A restart keeps it.
+        port: Port it listens on. A restart keeps it.
         executable: The program, or an interpreter that has it.
         gpus: Value of `CUDA_VISIBLE_DEVICES`: NVML indices or UUIDs. Empty on machines without GPUs, and for an engine
             that sees them all.
         args: Further arguments, as on its command line. They come last and override kvgate's.
         env: Further environment. It overrides kvgate's and the one kvgate was started with.
+        host: Address of this machine that it listens on.
     """
 
     kind: EngineKind = field(repr=False)
@@ -116,6 +117,7 @@ class EngineSpec:
     gpus: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    host: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
         for flag in sorted(self.kind.flags(self.args) & self.kind.refused.keys()):
@@ -124,7 +126,7 @@ class EngineSpec:
     @property
     def address(self) -> str:
         """Host and port of the engine."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:

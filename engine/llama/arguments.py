@@ -60,7 +60,7 @@ REFUSED_FLAGS = {
     "--models-dir": "one engine for each model",
     "--models-preset": "one engine for each model",
     "--alias": "the model's `name`",
-    "--host": "nothing: the engine listens on 127.0.0.1 only, behind kvgate",
+    "--host": "nothing: the engine listens on 127.0.0.1 only, behind kvgate, or `at` an address in a tier",
     "--port": "nothing: kvgate gives each engine a free port",
     "--api-key": "kvgate's own client keys: only kvgate can reach the engine",
     "--api-key-file": "kvgate's own client keys: only kvgate can reach the engine",

@@ -15,7 +15,7 @@ _TEMPLATE = "--chat-template-file"
 
 
 def _arguments(spec: EngineSpec) -> tuple[str, ...]:
-    return ("--model", spec.model, "--alias", spec.served_name, "--host", "127.0.0.1", "--port", str(spec.port))
+    return ("--model", spec.model, "--alias", spec.served_name, "--host", spec.host, "--port", str(spec.port))
 
 
 def _check(model: str, _args: Sequence[str], _environ: Mapping[str, str]) -> Mapping[str, Any]:

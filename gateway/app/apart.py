@@ -18,6 +18,7 @@ from gateway.ops.pictures.picture import Picture
 from gateway.ops.state import Decided
 from gateway.pools.admission import Admission, Progressed
 from gateway.pools.interface import Follower, Watch
+from gateway.pools.parent import Parent
 from gateway.runtime.background import Background
 from gateway.tier.channel import connect
 from gateway.tier.claims import claim
@@ -66,6 +67,7 @@ class Apart:
         settings: those in force.
         templates: texts of their chat templates.
         digest: takes what ended at this front.
+        parent: in a tier, launches engines that the owner asks for.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Apart:
         settings: Callable[[], Settings],
         templates: Templates,
         digest: Callable[[], Digest],
+        parent: Parent,
     ) -> None:
         self._digest = digest
         self._front = str(spec.number)
@@ -100,6 +103,7 @@ class Apart:
             keyed=lambda endpoint: self._guide is None or _keyed(settings(), endpoint),
             allegiance=None if self._guide is None else allegiance,
             fronts=workers if isinstance(workers := settings().server.workers, int) else 1,
+            parent=parent,
         )
 
     def start(self) -> None:

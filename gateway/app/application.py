@@ -167,6 +167,7 @@ class Application:
             settings=lambda: self._settings,
             templates=lambda: self._opened.templates,
             digest=self._digests.take,
+            parent=self.parent,
         )
 
     @property

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from types import MappingProxyType
 
 import structlog
 
@@ -14,6 +15,7 @@ from gateway.app.deciding import DecidingProcess
 from gateway.app.opened import opened
 from gateway.app.reign import Reign
 from gateway.app.telemetry import Exports
+from gateway.config.engine import Launched
 from gateway.config.live import Change
 from gateway.config.redis_url import redis_address
 from gateway.config.settings import Settings
@@ -42,6 +44,7 @@ class Candidate(DecidingProcess):
     Args:
         settings: all of them.
         listening: the unix socket for the fronts of this machine.
+        launched: the engines that gateways of the tier launch.
         clock: monotonic seconds.
 
     Raises:
@@ -49,11 +52,16 @@ class Candidate(DecidingProcess):
     """
 
     def __init__(
-        self, settings: Settings, listening: socket.socket, clock: Callable[[], float] = time.monotonic
+        self,
+        settings: Settings,
+        listening: socket.socket,
+        launched: Launched = MappingProxyType({}),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self.parent = Parent()
         self._listening = listening
+        self._launched = launched
         self._clock = clock
         tier, key = settings.tier, tier_key(settings.tier)
         if key is None or tier.redis is None or tier.advertise is None:
@@ -190,7 +198,7 @@ class Candidate(DecidingProcess):
                 self._reign = Reign(
                     self.settings,
                     self._endpoints,
-                    {},
+                    self._launched,
                     None,
                     election=reigning,
                     before=self._check,

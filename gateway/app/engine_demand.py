@@ -13,7 +13,7 @@ from gateway.config.engine import Launched, OnDemand
 from gateway.endpoints.health import State
 from gateway.pools.cores import Cores
 from gateway.pools.interface import Follower
-from gateway.pools.parent import EngineNews, Parent
+from gateway.pools.parent import EngineNews, Launcher
 
 LOOK = 0.05
 """Seconds between two looks at demand."""
@@ -73,7 +73,7 @@ class EngineDemand:
         monitors: Monitors,
         follower: Follower,
         *,
-        parent: Parent,
+        parent: Launcher,
         clock: Callable[[], float],
     ) -> None:
         self._cores = cores
@@ -84,7 +84,7 @@ class EngineDemand:
         self._engines = {EndpointId(at): _Known(how, clock()) for at, how in launched.items() if how is not None}
         self._awaited: dict[int, Mapping[str, float]] = {}
         """By front and model: when the oldest request came that waits there, as only an engine can count it."""
-        parent.on_news = self.heard
+        parent.on_news, parent.on_lost = self.heard, self.lost
 
     @property
     def any(self) -> bool:
@@ -110,7 +110,10 @@ class EngineDemand:
         """Seconds until each engine that does not run would be up for a request that comes now; None if not known."""
         now = self._clock()
         engines = [engine for endpoint in self._engines if (engine := self._engine(endpoint)) is not None]
-        return {endpoint: None if at is None else at - now for endpoint, at in ready_at(engines, now).items()}
+        return {
+            endpoint: None if at is None or not self._engines[endpoint].heard else at - now
+            for endpoint, at in ready_at(engines, now).items()
+        }
 
     def heard(self, news: EngineNews) -> None:
         """Take news of the parent."""
@@ -124,15 +127,23 @@ class EngineDemand:
             case ResidencyPhase.STOPPED:
                 known.enter(ResidencyPhase.STOPPED, now)
                 known.left_at, known.told = now, None
-                if news.wrong is not None:
+                if news.wrong is not None and not first:
                     self._failed(endpoint, known, news.wrong, now)
                 return
-            case ResidencyPhase.STARTING | ResidencyPhase.UP if first:  # since before this process began
+            case ResidencyPhase.STARTING | ResidencyPhase.UP if first:  # since before anything was heard of it
                 known.enter(ResidencyPhase.STARTING, now)
                 known.ended = False
         starts = known.phase is ResidencyPhase.STARTING
         if starts and (monitor := self._monitors.get(endpoint)) is not None and not monitor.serving:
             monitor.rouse()  # it is probed at once
+
+    def lost(self, address: str) -> None:
+        """Nothing can be known of an engine until there is news of it again. What is on it may go on."""
+        endpoint, now = EndpointId(address), self._clock()
+        if (known := self._engines.get(endpoint)) is not None:
+            known.enter(ResidencyPhase.LEAVING, now)
+            known.heard, known.ended = False, True
+            self._tell(endpoint, known, None, now)
 
     def look(self) -> None:
         """Have done what is due now."""
@@ -235,7 +246,7 @@ class EngineDemand:
         expected = ready_at(engines, now)
         for engine in engines:
             known, at = self._engines[engine.id], expected.get(engine.id)
-            if engine.waits_since is None or at is None or engine.phase is ResidencyPhase.UP:
+            if engine.waits_since is None or at is None or engine.phase is ResidencyPhase.UP or not known.heard:
                 continue
             if known.told is None or abs(at - known.told) > NEWS:
                 self._tell(engine.id, known, at, now)

@@ -31,7 +31,7 @@ from gateway.ops.state import Decided, UnknownEndpointError, UnknownModelError
 from gateway.pools.cores import Cores
 from gateway.pools.driver import Driver
 from gateway.pools.interface import Asker, Follower
-from gateway.pools.parent import EngineEnded, Parent
+from gateway.pools.parent import EngineEnded, Launcher, Parent
 from gateway.record.learned import LearnedFiles, state_folder
 from gateway.record.lines import Changed, Started
 from gateway.record.recorder import Recorder
@@ -71,7 +71,7 @@ class Owner:
         metrics: Metrics,
         digest: Callable[[], Digest] | None = None,
         launched: Launched = MappingProxyType({}),
-        parent: Parent | None = None,
+        parent: Launcher | None = None,
         before: Callable[[], None] | None = None,
     ) -> None:
         self._settings = settings

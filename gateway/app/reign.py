@@ -34,7 +34,7 @@ class Reign:
         fronts: number of those that it waits for before it decides; None: those that the election knows of.
         election: of the tier, where there is one.
         before: called before each event of a core.
-        parent: launches the engines.
+        parent: launches the engines; None: those of the gateways of the tier do.
         clock: monotonic seconds.
 
     Raises:
@@ -62,7 +62,7 @@ class Reign:
             asker=self.hall.asker,
             metrics=Metrics(gateway.__version__),
             launched=launched,
-            parent=parent,
+            parent=parent or self.hall.launchers,
             before=before,
         )
 

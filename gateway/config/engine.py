@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from gateway.config.fields import OptionalSeconds, Seconds, Section
+from gateway.config.fields import HostAndPort, OptionalSeconds, Seconds, Section
 
 
 def _is_number(value: object) -> bool:
@@ -115,6 +115,12 @@ class EngineSettings(Section):
         description="With `on_demand`: engines of one group have the same GPUs, and take turns: one runs at a time.",
         examples=["card0"],
     )
+    at: HostAndPort | None = Field(
+        None,
+        description="In a tier: HOST:PORT at which all its gateways reach the engine. The one whose `tier.advertise` "
+        "has this host launches it. It needs `on_demand`, and a `name` of its model.",
+        examples=["10.0.0.7:8001"],
+    )
     reload: Literal["auto", "surge", "in_place"] = Field(
         "auto",
         description="How a changed engine replaces the old one. `surge`: it is ready before the old one goes; "
@@ -163,6 +169,18 @@ class EngineSettings(Section):
             raise ValueError("`idle: sleep` is for engines that come and go: say `on_demand: true`, too")
         return self
 
+    @model_validator(mode="after")
+    def _for_all_of_a_tier(self) -> Self:
+        if self.at is None:
+            return self
+        if not self.on_demand:
+            raise ValueError("`at` is for engines that come and go: say `on_demand: true`, too")
+        if self.choice == "auto":
+            raise ValueError("`choice: auto` goes by one machine, and all gateways know an engine `at` an address")
+        if self.idle == "sleep":
+            raise ValueError("`idle: sleep` has routes for its own machine alone, and others reach this engine")
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class OnDemand:
@@ -172,13 +190,19 @@ class OnDemand:
     group: str | None
 
 
+def host_of(address: str) -> str:
+    """The host of a HOST:PORT."""
+    return address.rpartition(":")[0]
+
+
 Launched = Mapping[str, OnDemand | None]
-"""The engines that kvgate launches, by their addresses; None: it always runs."""
+"""The engines that kvgate launches, in a tier any of its gateways, by their addresses; None: it always runs."""
 
 
 def as_word(address: str, engine: EngineSettings) -> str:
-    """An entry of `Launched` as a word of a command line."""
-    on_demand = OnDemand(engine.idle_stop, engine.group) if engine.on_demand else None
+    """An entry of `Launched` as a word of a command line. A group is one of a machine's."""
+    group = engine.group if engine.group is None or engine.at is None else f"{engine.group} at {host_of(engine.at)}"
+    on_demand = OnDemand(engine.idle_stop, group) if engine.on_demand else None
     return json.dumps([address, None if on_demand is None else asdict(on_demand)])
 
 

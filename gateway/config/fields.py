@@ -33,6 +33,19 @@ def usable_key(text: str) -> str:
 Key = Annotated[SecretStr, AfterValidator(lambda key: SecretStr(usable_key(key.get_secret_value())))]
 
 
+def _host_and_port(text: str) -> str:
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) <= 65535:  # noqa: PLR2004 - the last port
+        raise ValueError("expected HOST:PORT, as 10.0.0.7:8500")
+    if host in {"0.0.0.0", "[::]", "::", "*"}:
+        raise ValueError("expected the address of this machine as the others reach it, not every address")
+    return text.strip().lower()
+
+
+HostAndPort = Annotated[str, AfterValidator(_host_and_port)]
+"""Of one machine of a tier, as the others reach it."""
+
+
 UNIX = "unix:"
 """Before the path of a unix socket."""
 _SOCKET = re.compile(r"unix:(?://(?=/))?(?P<path>/(?!/)[\w./:@+,=~-]*[\w.:@+,=~-])", re.ASCII)

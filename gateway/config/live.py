@@ -67,7 +67,7 @@ _TABLE: Mapping[Needs, tuple[str, ...]] = {
         *("models[].engine.args", "models[].engine.env", "models[].engine.python"),
         *("models[].engine.llama_server", "models[].engine.choice", "models[].engine.alternatives"),
         *("models[].engine.quality", "models[].engine.on_demand", "models[].engine.idle_stop"),
-        *("models[].engine.idle", "models[].engine.group"),
+        *("models[].engine.idle", "models[].engine.group", "models[].engine.at"),
     ),
     Needs.NEXT_ENGINE: (
         *("models[].engine.fit", "models[].engine.min_model_len", "models[].engine.start_timeout"),

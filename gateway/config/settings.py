@@ -16,7 +16,7 @@ from gateway.config.admission import AdmissionSettings
 from gateway.config.auth import AuthSettings
 from gateway.config.discovery import DiscoverySettings
 from gateway.config.endpoint import EndpointSettings
-from gateway.config.engine import EngineSettings
+from gateway.config.engine import EngineSettings, host_of
 from gateway.config.fallback import FallbackSettings, misdirected
 from gateway.config.fields import UNIX, OptionalTokens, Port, Seconds, Section, unix_socket
 from gateway.config.tier import TierSettings
@@ -263,11 +263,18 @@ class Settings(BaseSettings):
     @classmethod
     def _distinct(cls, models: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
         addresses = [endpoint.address for model in models for endpoint in model.endpoints]
+        addresses += [model.engine.at for model in models if model.engine is not None and model.engine.at is not None]
         if twice := sorted({address for address in addresses if addresses.count(address) > 1}):
             raise ValueError(f"two endpoints cannot share an address: {', '.join(twice)}")
         if faults := [*misdirected((model.known_as, model.fallbacks) for model in models)]:
             raise ValueError("; ".join(faults))
         return models
+
+    def launches(self, model: ModelSettings) -> bool:
+        """Whether this gateway launches the engine of a model: in a tier the gateway at its address does."""
+        if model.engine is None or model.engine.at is None or self.tier.advertise is None:
+            return model.engine is not None
+        return host_of(model.engine.at) == host_of(self.tier.advertise)
 
     @property
     def awaits_endpoints(self) -> bool:

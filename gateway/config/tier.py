@@ -5,22 +5,13 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from gateway.config.fields import Section, Share
+from gateway.config.fields import HostAndPort, Section, Share
 from gateway.config.redis_url import redis_address
 
 
 def _redis(url: SecretStr) -> SecretStr:
     redis_address(url.get_secret_value())
     return url
-
-
-def _advertised(text: str) -> str:
-    host, colon, port = text.strip().rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) <= 65535:  # noqa: PLR2004 - the last port
-        raise ValueError("expected HOST:PORT, as 10.0.0.7:8500")
-    if host in {"0.0.0.0", "[::]", "::", "*"}:
-        raise ValueError("expected the address of this machine as the others reach it, not every address")
-    return text.strip()
 
 
 class TierSettings(Section):
@@ -33,7 +24,7 @@ class TierSettings(Section):
         "Each tier needs a database of its own.",
         examples=["redis://redis:6379/0"],
     )
-    advertise: Annotated[str, AfterValidator(_advertised)] | None = Field(
+    advertise: HostAndPort | None = Field(
         None, description="HOST:PORT at which the other gateways reach this one.", examples=["10.0.0.7:8500"]
     )
     key_file: Path | None = Field(

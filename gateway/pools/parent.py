@@ -1,9 +1,11 @@
 """The talk of the process that decides with the parent that launches engines: which to run and to end, and how it went.
 
-It goes over the descriptor on which a supervised program talks with its supervisor, a line each.
+It goes over the descriptor on which a supervised program talks with its supervisor, a line each. In a tier a front has
+it, and carries what both say to and from the owner (`gateway.tier.launchers`).
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import msgspec
@@ -30,6 +32,8 @@ class EngineNews(msgspec.Struct, frozen=True):
     """Seconds its last start took."""
     wrong: str | None = None
     """Why it does not run though it was to."""
+    turn: int = 0
+    """Of the processes that the parent talks with, the how manieth: it obeys the latest, and no other any more."""
 
 
 class EngineEnded(msgspec.Struct, frozen=True):
@@ -40,13 +44,35 @@ class EngineEnded(msgspec.Struct, frozen=True):
     remedy: str | None = None
 
 
-class Parent:
-    """The parent, as the process that decides sees it. Without a parent nothing is heard, and nobody asks."""
+class Launcher(ABC):
+    """Who launches engines, as the process that decides sees it.
+
+    Attributes:
+        on_news: takes what an engine does.
+        on_ended: takes why one ended.
+        on_lost: takes the address of one of which nothing can be known until there is news of it again.
+    """
 
     def __init__(self) -> None:
-        self._asked: asyncio.Queue[str] = asyncio.Queue()
         self.on_news: Callable[[EngineNews], None] = lambda _news: None
         self.on_ended: Callable[[EngineEnded], None] = lambda _ended: None
+        self.on_lost: Callable[[str], None] = lambda _address: None
+
+    @abstractmethod
+    def run(self, address: str) -> None:
+        """Have an engine started."""
+
+    @abstractmethod
+    def end(self, address: str) -> None:
+        """Have an engine ended."""
+
+
+class Parent(Launcher):
+    """The parent of this process. Without one nothing is heard, and nobody asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked: asyncio.Queue[str] = asyncio.Queue()
 
     def run(self, address: str) -> None:
         """Have it start an engine."""

@@ -42,8 +42,7 @@ def _faults(settings: Settings) -> Iterator[str]:
             read()
         except ConfigurationError as error:
             yield f"{where}: {error}"
-    if settings.tier.redis is not None and any(model.engine is not None for model in settings.models):
-        yield "tier: its models are `endpoints` that all its gateways reach: serve the engines apart"
+    yield from _of_engines(settings)
     for model in settings.models:
         try:
             chat_template(model)
@@ -60,6 +59,23 @@ def _faults(settings: Settings) -> Iterator[str]:
                 ssl_context(endpoint.tls)
             except (ConfigurationError, ValueError) as error:
                 yield f"endpoint {name}: {error}"
+
+
+def _of_engines(settings: Settings) -> Iterator[str]:
+    """What engines need in a tier, and only there."""
+    tier = settings.tier.redis is not None
+    for model in settings.models:
+        if (engine := model.engine) is None:
+            continue
+        if tier and engine.at is None:
+            yield (
+                f"model {model.known_as}: in a tier every gateway reaches every engine: give it `at` and `on_demand`, "
+                "or serve it apart, as one of `endpoints`"
+            )
+        elif engine.at is not None and not tier:
+            yield f"model {model.known_as}: `at` of its engine is for a `tier`"
+        elif engine.at is not None and model.name is None:
+            yield f"model {model.known_as}: it needs a `name`, as not every gateway of the tier has its files"
 
 
 def _of_clients(auth: AuthSettings) -> Iterator[str]:
@@ -87,7 +103,7 @@ def preflight(settings: Settings) -> None:
     from gateway.serve.adapters import check_adapters  # noqa: PLC0415
 
     for model in settings.models:
-        if model.engine is None:
+        if model.engine is None or not settings.launches(model):
             chat_template(model)
             continue
         kind, args = kind_of(model.engine.model), model.engine.args

@@ -46,7 +46,7 @@ class _Held:
         self._port = socket.socket()
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            self._port.bind(("127.0.0.1", self.engine.spec.port))
+            self._port.bind((self.engine.spec.host, self.engine.spec.port))
         except OSError:  # it is not quite free yet; then the engine's own start says what is wrong
             self.free_port()
 
@@ -70,6 +70,8 @@ class Attendant:
         self._tell = tell
         self._held: dict[str, _Held] = {}
         """By address."""
+        self._turn = 0
+        """How often it began to tell another process."""
 
     def add(self, engine: Engine) -> None:
         """Attend to another engine. It does not run yet."""
@@ -106,7 +108,8 @@ class Attendant:
                 self._follow(held, str(diagnosis))
 
     def say_all(self) -> None:
-        """Tell a process that has just begun to decide about every engine."""
+        """Tell another process about every engine: from now on that one decides, or knows who does."""
+        self._turn += 1
         for held in self._held.values():
             self._say(held)
 
@@ -198,4 +201,4 @@ class Attendant:
         self._say(held)
 
     def _say(self, held: _Held, wrong: str | None = None) -> None:
-        self._tell(EngineNews(held.engine.spec.address, held.phase, held.takes, wrong))
+        self._tell(EngineNews(held.engine.spec.address, held.phase, held.takes, wrong, self._turn))

@@ -25,7 +25,8 @@ def with_local_models(settings: Settings) -> Settings:
     Raises:
         ConfigurationError: one cannot be fetched.
     """
-    return settings.model_copy(update={"models": tuple(map(_local, settings.models))})
+    models = (_local(model) if settings.launches(model) else model for model in settings.models)
+    return settings.model_copy(update={"models": tuple(models)})
 
 
 def _local(model: ModelSettings) -> ModelSettings:

@@ -28,7 +28,9 @@ def foreseen(settings: Settings) -> Iterator[str]:
     It changes nothing: an engine starts with the settings and the filled-in arguments.
     """
     for model in settings.models:
-        if model.engine is not None and (line := _foreseen(model.engine)) is not None:
+        if model.engine is None or not settings.launches(model):
+            continue
+        if (line := _foreseen(model.engine)) is not None:
             yield f"{served_name(model)}: {line}"
         yield from (f"{served_name(model)}: {line}" for line in doubts(model))
 

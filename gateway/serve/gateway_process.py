@@ -53,7 +53,7 @@ def owner_process(settings: Settings, listening: int, fronts: int, launched: Lau
     if settings.tier.redis is not None:
         from gateway.app.candidate import Candidate  # noqa: PLC0415
 
-        return Candidate(settings, inherited(listening))
+        return Candidate(settings, inherited(listening), launched)
     from gateway.app.owner_process import OwnerProcess  # noqa: PLC0415
 
     return OwnerProcess(settings, inherited(listening), fronts, launched)

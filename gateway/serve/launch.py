@@ -23,7 +23,7 @@ from engine.spec import EngineKind, EngineSpec, Sleep
 from engine.vllm import VLLM
 from gateway.app.chat_templates import template_of
 from gateway.config.endpoint import EndpointSettings
-from gateway.config.engine import EngineSettings, as_word
+from gateway.config.engine import EngineSettings, as_word, host_of
 from gateway.config.settings import ModelSettings, Settings
 from gateway.config.sources import ConfigurationError, revealed
 from gateway.serve.adapters import UPDATING, modules, switches
@@ -73,7 +73,7 @@ def programs(
         ConfigurationError: an engine cannot be placed or described.
         SetupError: the engine's environment could not be made, or there is no llama-server.
     """
-    launched = [model.engine for model in settings.models if model.engine is not None]
+    launched = [model.engine for model in settings.models if model.engine is not None and settings.launches(model)]
     left = [program for program in running if isinstance(program, Engine)]
     placed = iter(seats(launched, gpus(), os.environ, left))
     taken = {program.name for program in running}
@@ -83,6 +83,11 @@ def programs(
     for model in settings.models:
         if model.engine is None:
             fronting.append(model)
+            continue
+        if not settings.launches(model):
+            assert model.engine.at is not None  # noqa: S101  # it says who launches it
+            launches.append(f"--launched={as_word(model.engine.at, model.engine)}")
+            fronting.append(_fronting(model, kind_of(model.engine.model), [f"http://{model.engine.at}"]))
             continue
         kind, executable = _program(model.engine, python)
         of_model: list[Engine] = []
@@ -103,7 +108,8 @@ def programs(
             of_model.append(program)
             launches.append(f"--launched={as_word(program.spec.address, model.engine)}")
         engines += of_model
-        fronting.append(_fronting(model, of_model))
+        args = of_model[0].spec.args if model.engine.at is None else ()
+        fronting.append(_fronting(model, kind, [program.spec.url for program in of_model], args))
     resolved = settings.model_copy(update={"models": tuple(fronting)})
     return engines, list(_gateways(resolved, listening, tuple(launches), owner))
 
@@ -127,11 +133,12 @@ def _spec(
             name=name,
             model=engine.model,
             served_name=served_name(model),
-            port=free_port(),
+            port=free_port() if engine.at is None else int(engine.at.rpartition(":")[2]),
             executable=executable,
             gpus=gpus,
             args=(*_args(model, engine, kind), *modules(model)),
             env=env | {key: value.get_secret_value() for key, value in engine.env.items()},
+            host="127.0.0.1" if engine.at is None else host_of(engine.at),
         )
     except ValueError as error:
         raise ConfigurationError(f"model {served_name(model)}: {error}") from None
@@ -174,12 +181,19 @@ def served_name(model: ModelSettings) -> str:
     return model.name or kind_of(model.engine.model).served_name(model.engine.model)
 
 
-def _fronting(model: ModelSettings, engines: Sequence[Engine]) -> ModelSettings:
-    """The model as the gateway sees it: every engine is an endpoint."""
-    spec = engines[0].spec
-    known = spec.kind.fronted(spec.model, spec.args)
+def _fronting(model: ModelSettings, kind: EngineKind, urls: Sequence[str], args: Sequence[str] = ()) -> ModelSettings:
+    """The model as the gateway sees it: every engine is an endpoint.
+
+    Args:
+        model: as configured.
+        kind: of its engines.
+        urls: of its engines.
+        args: with which they start, where only this gateway need know them; else those that the settings give.
+    """
+    assert model.engine is not None  # noqa: S101  # only asked for models with an engine
+    known = kind.fronted(model.engine.model, args or _args(model, model.engine, kind))
     limits = {"max_num_seqs": known.max_num_seqs, "kv_tokens": known.kv_tokens}
-    launched = [EndpointSettings.model_validate({"url": program.spec.url, **limits}) for program in engines]
+    launched = [EndpointSettings.model_validate({"url": url, **limits}) for url in urls]
     return model.model_copy(
         update={
             "name": served_name(model),

@@ -440,6 +440,12 @@ class Deployment:
                 self._say(f"`kvgate reload` cannot reach this kvgate, but SIGHUP can: {error}")
             yield
 
+    @property
+    def _voice(self) -> str:
+        """The process that says which engines run: the one that decides; in a tier one front, as any may decide."""
+        fronts = [gateway for gateway in self._gateways if gateway.role is Role.GATEWAY]
+        return (fronts if self._gateways[0].settings.tier.redis is not None else self._gateways)[0].name
+
     def _at(self, where: str) -> Program | None:
         return next((engine for engine in self.engines if engine.spec.address == where), None)
 
@@ -449,14 +455,14 @@ class Deployment:
             self._answered(gateway.name, rest.strip())
             return
         if kind in {RUN, END}:
-            if any(gateway.name == current.name for current in self._gateways):  # one that leaves decides no more
+            if gateway.name == self._voice:  # one that leaves decides no more
                 self._attendant.obey(kind, rest)
             return
         self._hangs.on_news(gateway, news, _now())
 
     def _on_engine(self, news: EngineNews | EngineEnded) -> None:
-        """Tell the process that decides, the first of the gateways. One that starts is told all when it is up."""
-        self._supervisor.tell(self._gateways[0].name, as_line(news))
+        """Tell the process that decides, or knows who does. One that starts is told all when it is up."""
+        self._supervisor.tell(self._voice, as_line(news))
 
     async def _look_for_hangs(self) -> None:
         while True:
@@ -470,7 +476,7 @@ class Deployment:
             self._answered(event.program, None)  # the next one starts with the settings it was given
         if isinstance(event, BecameReady):
             self._took[event.program] = event.seconds
-            if event.program == self._gateways[0].name:
+            if event.program == self._voice:
                 self._say_of_engines()
         self._note_end(event)
         self._attendant.on_event(event)
@@ -479,7 +485,7 @@ class Deployment:
             self._hears(str(event))
 
     def _say_of_engines(self) -> None:
-        """Tell a process that has just begun to decide."""
+        """Tell a process that has just begun to say which engines run."""
         self._attendant.say_all()
         for ended in self._ended.values():
             self._on_engine(ended)

@@ -17,6 +17,7 @@ from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import Arrived, Back, Capacity, Declared, EndpointId, RequestId, Verdict, Warmth
 from gateway.endpoints.identity import Identity
 from gateway.ops.pictures.digest import Digest
+from gateway.pools.parent import EngineEnded, EngineNews
 
 VERSION = 1
 """Of these messages: one more in each release that changes them."""
@@ -224,6 +225,18 @@ class Awaits(_Message, tag=42):
     ages: Mapping[str, float]
 
 
+class Launches(_Message, tag=44):
+    """What an engine on demand does that the parent of the front launches; see `gateway.tier.launchers`."""
+
+    news: EngineNews
+
+
+class Fell(_Message, tag=45):
+    """Why an engine ended that the parent of the front launches."""
+
+    ended: EngineEnded
+
+
 class Surpassed(_Message, tag=35):
     """The front has followed a later owner than this one; the number of its epoch, and its id."""
 
@@ -290,6 +303,13 @@ class Starts(_Message, tag=43):
     endpoint: EndpointId
     ready_in: float | None
     failed: bool
+
+
+class Launch(_Message, tag=46):
+    """Have the parent of the front start an engine, or end it: no request is on it."""
+
+    endpoint: EndpointId
+    runs: bool
 
 
 class Gone(_Message, tag=25):
@@ -361,6 +381,8 @@ FromFront = (
     | Ping
     | Surpassed
     | Awaits
+    | Launches
+    | Fell
 )
 FromOwner = (
     More
@@ -379,6 +401,7 @@ FromOwner = (
     | Keep
     | Reigns
     | Starts
+    | Launch
 )
 
 

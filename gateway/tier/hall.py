@@ -46,12 +46,14 @@ from gateway.tier.frames import (
     Expire,
     Explain,
     Failed,
+    Fell,
     FromFront,
     GivenBack,
     Gone,
     Hello,
     Keep,
     Kept,
+    Launches,
     Left,
     Look,
     More,
@@ -78,6 +80,7 @@ from gateway.tier.frames import (
     packed_warmth,
     warmth_of,
 )
+from gateway.tier.launchers import Launchers
 from gateway.tier.line import Line
 from gateway.tier.opening import Opening
 from gateway.tier.seat import Seat
@@ -121,9 +124,13 @@ class Hall:
     Args:
         fronts: number that a new owner waits for; None: those of this gateway and of all that the election knows.
         reign: in a tier of several gateways, what the election knows of its fronts, and they of it.
+
+    Attributes:
+        launchers: in a tier, the parents that launch its engines.
     """
 
     def __init__(self, fronts: int | None, reign: "Reign | None" = None) -> None:
+        self.launchers = Launchers(self.say)
         self._waits_for = fronts
         self._reign = reign
         self._seats: dict[int, Seat] = {}
@@ -153,6 +160,8 @@ class Hall:
             Reported: self._reported,
             Ping: self._pinged,
             Awaits: self._awaits,
+            Launches: lambda seat, message: self.launchers.said(seat, message.news),
+            Fell: lambda _seat, message: self.launchers.on_ended(message.ended),
             Surpassed: lambda _seat, message: self._heard(message.epoch),
             **dict.fromkeys((Watched, Stepped, Unwatched, Failed), self._watch),
         }
@@ -349,6 +358,7 @@ class Hall:
             return False
         if (before := self._seats.pop(message.front, None)) is not None:  # its old connection is about to end
             self._silent.discard(before)
+            self.launchers.left(before)
             before.line.cut()
             self._vacate(before)
         seat.front, seat.fronts = message.front, message.fronts
@@ -520,6 +530,7 @@ class Hall:
 
     def _lost(self, seat: Seat) -> None:
         self._silent.discard(seat)
+        self.launchers.left(seat)
         seat.lost = True
         if seat.machine is None:
             self._leave(seat)
@@ -531,6 +542,7 @@ class Hall:
     def _leave(self, seat: Seat) -> None:
         if seat.front is not None and self._seats.get(seat.front) is seat:
             del self._seats[seat.front]
+            self.launchers.left(seat)
             self._vacate(seat)
             self._state.left(seat.front)
             self._answers.reports[seat.machine].left(seat.front)

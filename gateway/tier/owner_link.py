@@ -31,6 +31,7 @@ from gateway.admission.outcomes import Outcome
 from gateway.admission.snapshot import Turn
 from gateway.pools.admission import Admission, Progressed
 from gateway.pools.interface import Follower
+from gateway.pools.parent import EngineEnded, EngineNews, Parent
 from gateway.tier.carried import Carried, Declaration
 from gateway.tier.epoch import Epoch
 from gateway.tier.fence import BEAT, Allegiance
@@ -43,12 +44,15 @@ from gateway.tier.frames import (
     Ended,
     Evacuate,
     Expire,
+    Fell,
     FromOwner,
     GivenBack,
     Gone,
     Hello,
     Keep,
     Kept,
+    Launch,
+    Launches,
     Left,
     More,
     Moved,
@@ -82,8 +86,8 @@ SILENT = 3.0
 """Seconds of silence after which an owner is given up: it may be stopped, with its connections open."""
 PARTED_WITHIN = 1.0
 """Seconds for the owner to take a front's last figures."""
-_ORDERS = frozenset({Sent, Refused, Evacuate, Expire})
-"""What ends a request, or sends it somewhere. In a tier it is obeyed for a time only; see `fence.py`."""
+_ORDERS = frozenset({Sent, Refused, Evacuate, Expire, Launch})
+"""What ends a request, or sends it somewhere, or an engine. In a tier it is obeyed for a time only; see `fence.py`."""
 _NEWS = frozenset({Up, Down, Gone})
 """What an endpoint is like. An owner that is new here says it before a first heartbeat can have come back."""
 _GIVE_KEY = "give its key in `api_key_file` of the endpoint, as at the gateway that decides"
@@ -119,6 +123,7 @@ class Link:
         keyed: whether this front has a key of its own for an endpoint.
         allegiance: in a tier of several gateways, which owner it follows.
         fronts: how many this gateway has.
+        parent: in a tier, launches engines that the owner asks for.
 
     Attributes:
         connected: set while an owner knows all that this front carries.
@@ -139,6 +144,7 @@ class Link:
         keyed: Callable[[EndpointId], bool] = lambda _endpoint: True,
         allegiance: Allegiance | None = None,
         fronts: int = 1,
+        parent: Parent | None = None,
     ) -> None:
         self.connected = asyncio.Event()
         self.questions = Questions(self.send)
@@ -153,6 +159,11 @@ class Link:
         self._figures = figures
         self._allegiance = allegiance
         self._fronts = fronts
+        self._parent = parent or Parent()
+        self._parent.on_news, self._parent.on_ended = self._tell_of_engine, self._tell_end
+        self._launches: dict[str, EngineNews] = {}
+        self._fell: dict[str, EngineEnded] = {}
+        """What the parent said last of each engine, to tell it to the next owner."""
         self._reigns: Epoch | None = None
         """That of the owner on the present connection."""
         self._deaf = False
@@ -191,6 +202,7 @@ class Link:
             Pong: self._ponged,
             Reigns: self._adopt,
             Keep: self._keep,
+            Launch: self._launch,
             Report: self._report,
         }
 
@@ -371,6 +383,16 @@ class Link:
         self._awaited = (self._clock(), ages)
         self.send(Awaits(ages))
 
+    def _tell_of_engine(self, news: EngineNews) -> None:
+        self._launches[news.address] = news
+        if self.connected.is_set():
+            self.send(Launches(news))
+
+    def _tell_end(self, ended: EngineEnded) -> None:
+        self._fell[ended.address] = ended
+        if self.connected.is_set():
+            self.send(Fell(ended))
+
     def leave(self) -> None:
         """Refuse all that waits here: this front shuts down."""
         for request, known in list(self._carried.items()):
@@ -471,6 +493,11 @@ class Link:
     def _welcomed(self, _message: Welcome) -> None:
         self.connected.set()
         self._word_at = self._clock()
+        # Not before: what it orders then is obeyed, as it has returned a heartbeat.
+        for news in self._launches.values():
+            self.send(Launches(news))
+        for ended in self._fell.values():
+            self.send(Fell(ended))
 
     def _sent(self, message: Sent) -> None:
         self._dispatched(message.dispatch)
@@ -534,6 +561,10 @@ class Link:
 
     def _keep(self, message: Keep) -> None:
         self._kept[message.model] = self._clock(), message.warmth
+
+    def _launch(self, message: Launch) -> None:
+        order = self._parent.run if message.runs else self._parent.end
+        order(message.endpoint)
 
     def _report(self, message: Report) -> None:
         self.send(Reported(message.number, self._figures()))

@@ -53,6 +53,7 @@ from gateway.pools.admission import RejectedError
 from gateway.pools.cores import Cores
 from gateway.pools.driver import Driver
 from gateway.pools.interface import Watch
+from gateway.pools.parent import Parent
 from gateway.tier.epoch import BEFORE_ALL, Epoch
 from gateway.tier.fence import OBEYED_WITHIN
 from gateway.tier.frames import Evacuate, Expire, Refused, Sent
@@ -268,6 +269,7 @@ class Front(Process):
             settings=lambda: SETTINGS[self.machine],
             templates=lambda: {None: None},
             digest=Digest,
+            parent=Parent(),
         )
         self.watch = self.apart.watch(ENGINE)
         self.apart.start()
@@ -370,7 +372,7 @@ class CandidateProcess(Process):
 
     def begin(self) -> None:
         listening: Any = SimpleNamespace(getsockname=lambda: f"/nowhere/{self.machine}/owner")
-        self.candidate = Candidate(SETTINGS[self.machine], listening, self.clock)
+        self.candidate = Candidate(SETTINGS[self.machine], listening, clock=self.clock)
         self.running = self.loop.create_task(self.candidate.start())
 
     def stop(self) -> None:

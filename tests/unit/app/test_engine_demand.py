@@ -75,6 +75,10 @@ class World:
     def hear(self, endpoint, phase=ResidencyPhase.STOPPED, wrong=None):
         self.demand.heard(EngineNews(endpoint, phase, 2.0, wrong))
 
+    def lose(self, *endpoints):
+        for endpoint in endpoints:
+            self.demand.lost(endpoint)
+
     def come_up(self, endpoint):
         self.hear(endpoint, ResidencyPhase.UP)
         self.monitors[endpoint].state = State.UP
@@ -148,6 +152,73 @@ def test_one_that_was_ending_before_its_owner_has_its_cards_until_its_end():
     world.hear(A)
     world.pass_time(LOOK)
     assert world.asked == [("run", B)]
+
+
+def test_of_one_that_is_lost_nothing_is_expected_and_nothing_is_started_in_its_place(world):
+    world.demand.awaited(0, {"red": 0.0, "blue": 0.0})
+    world.pass_time(LOOK)
+    world.lose(A, B)
+    assert world.told[-2:] == [(A, None, False), (B, None, False)]
+    assert world.demand.ready_in() == {A: None, B: None}
+    told = len(world.told)
+    world.pass_time(30)
+    assert (world.asked, len(world.told)) == ([("run", A)], told), "who waits is not told of ever later times"
+
+
+@pytest.mark.parametrize("phase", [ResidencyPhase.STARTING, ResidencyPhase.UP])
+def test_one_that_is_found_again_as_it_was_is_not_started_twice(world, phase):
+    world.demand.awaited(0, {"red": 0.0})
+    world.pass_time(LOOK)
+    world.lose(A, B)
+    world.hear(B)
+    world.hear(A, phase)
+    world.pass_time(1)
+    assert world.asked == [("run", A)]
+    world.come_up(A)
+    world.pass_time(1)
+    assert (world.asked, world.monitors[A].state) == ([("run", A)], State.UP)
+
+
+def test_a_start_that_was_lost_with_its_parent_is_asked_for_again(world):
+    world.demand.awaited(0, {"red": 0.0})
+    world.pass_time(LOOK)
+    world.lose(A, B)
+    world.hear(A)
+    world.hear(B)
+    world.pass_time(LOOK)
+    assert world.asked == [("run", A)] * 2
+
+
+def test_one_that_was_about_to_end_when_it_was_lost_serves_on(world):
+    world.demand.awaited(0, {"red": 0.0})
+    world.pass_time(LOOK)
+    world.demand.awaited(0, {})
+    world.come_up(A)
+    world.monitors[A].in_flight = 1
+    world.demand.awaited(0, {"blue": 0.0})
+    world.pass_time(10)
+    assert world.monitors[A].state is State.STOPPED
+    world.lose(A, B)
+    world.hear(B)
+    world.hear(A, ResidencyPhase.UP)
+    assert world.monitors[A].state is State.STARTING
+    world.monitors[A].state = State.UP
+    world.pass_time(10)
+    assert world.monitors[A].state is State.STOPPED, "and leaves again, in its time"
+    assert world.asked == [("run", A)]
+    world.monitors[A].in_flight = 0
+    world.pass_time(SETTLE)
+    assert world.asked[1:] == [("end", A)]
+
+
+def test_why_one_did_not_start_counts_once_however_often_it_is_told(world):
+    world.demand.awaited(0, {"red": 0.0})
+    world.pass_time(LOOK)
+    world.hear(A, wrong="No memory.")
+    world.lose(A, B)
+    world.hear(B)
+    world.hear(A, wrong="No memory.")
+    assert not any(failed for *_, failed in world.told)
 
 
 def test_an_answer_that_is_only_passed_on_is_not_cut_off(world):

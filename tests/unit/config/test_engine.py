@@ -67,6 +67,10 @@ def test_what_may_be_made_smaller_is_what_the_planner_knows():
         ({"on_demand": True, "replicas": 2}, "is one process, and `replicas` is 2"),
         ({"group": "card"}, "say `on_demand: true`, too"),
         ({"idle": "sleep"}, "say `on_demand: true`, too"),
+        ({"at": "h:1"}, "say `on_demand: true`, too"),
+        ({"at": "h:1", "on_demand": True, "idle": "sleep"}, "others reach this engine"),
+        ({"at": "h:1", "on_demand": True, "choice": "auto"}, "all gateways know"),
+        ({"at": "0.0.0.0:1", "on_demand": True}, "not every address"),
     ],
 )
 def test_engines_that_come_and_go_are_one_process_each(given, said):
@@ -79,3 +83,9 @@ def test_how_an_engine_comes_and_goes_survives_a_command_line():
     stays = EngineSettings.model_validate({"model": "m"})
     words = [as_word("127.0.0.1:1", comes), as_word("127.0.0.1:2", stays)]
     assert from_words(words) == {"127.0.0.1:1": OnDemand(None, "card"), "127.0.0.1:2": None}
+
+
+def test_engines_of_one_group_on_two_machines_have_no_cards_in_common():
+    of = {"model": "m", "on_demand": True, "group": "card"}
+    words = [as_word(at, EngineSettings.model_validate({**of, "at": at})) for at in ("a:1", "A:2", "b:1")]
+    assert [how.group for how in from_words(words).values()] == ["card at a", "card at a", "card at b"]

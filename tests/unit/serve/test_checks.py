@@ -70,8 +70,30 @@ def test_a_tier_launches_no_engine_that_only_one_of_its_gateways_would_reach(tmp
     (tmp_path / "key").write_text("0123456789abcdef" * 2)
     (tmp_path / "key").chmod(0o600)
     tier = {"redis": "redis://h", "advertise": "h:1", "key_file": str(tmp_path / "key")}
-    with pytest.raises(ConfigurationError, match="serve the engines apart"):
-        check(Settings.model_validate({"models": [{"engine": {"model": "m"}}], "tier": tier}))
+    comes = {"model": "m", "on_demand": True, "at": "h:2"}
+    for model, said in (
+        ({"engine": {"model": "m"}}, "model m: in a tier every gateway reaches every engine"),
+        ({"engine": {"model": "m", "on_demand": True}}, "give it `at` and `on_demand`"),
+        ({"engine": comes}, "model m: it needs a `name`"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            check(Settings.model_validate({"models": [model], "tier": tier}))
+    named = {"models": [{"name": "n", "engine": comes}]}
+    check(Settings.model_validate({**named, "tier": tier}))
+    with pytest.raises(ConfigurationError, match="`at` of its engine is for a `tier`"):
+        check(Settings.model_validate(named))
+
+
+def test_the_files_of_an_engine_that_another_gateway_launches_are_not_looked_for(tmp_path):
+    engine = {"model": str(tmp_path / "nothing.gguf"), "on_demand": True}
+    tier = {"redis": "redis://h", "advertise": "here:1", "key_file": "/key"}
+
+    def described(at):
+        return Settings.model_validate({"models": [{"name": "n", "engine": {**engine, "at": at}}], "tier": tier})
+
+    with pytest.raises(ConfigurationError, match=r"nothing\.gguf"):
+        preflight(described("here:2"))
+    preflight(described("there:2"))
 
 
 def test_two_clients_may_not_have_one_key_however_it_is_written():

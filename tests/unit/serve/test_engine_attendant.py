@@ -95,7 +95,7 @@ async def test_a_process_that_begins_to_decide_is_told_of_a_start_under_way(worl
     await supervisor.begun.wait()
     told.clear()
     attendant.say_all()
-    assert told == [EngineNews(engine.spec.address, ResidencyPhase.STARTING)]
+    assert told == [EngineNews(engine.spec.address, ResidencyPhase.STARTING, turn=1)]
     supervisor.ready.set()
 
 
@@ -158,7 +158,8 @@ async def sleeper(engine, monkeypatch):
     can.put_nowait(True)
     await settled()
     assert asked == [engine.spec.url]
-    assert (supervisor.done, told[-1]) == ([("add", "engine m")], EngineNews(engine.spec.address, ResidencyPhase.STOPPED, 60.0))
+    assert supervisor.done == [("add", "engine m")]
+    assert told[-1] == EngineNews(engine.spec.address, ResidencyPhase.STOPPED, 60.0)
     supervisor.done.clear()
     yield supervisor, attendant, told, can
     attendant.close()

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from engine.gpu import Gpu
 from engine.program import Role
@@ -274,3 +275,27 @@ def test_a_folder_is_served_by_its_name(tmp_path):
     assert served_name(model) == "my-model"
     (named,) = Settings.model_validate({"models": [{"name": "n", "engine": {"model": str(folder)}}]}).models
     assert served_name(named) == "n"
+
+
+def test_in_a_tier_an_engine_is_launched_at_its_address_and_all_gateways_know_it_alike():
+    engine = {"on_demand": True, "group": "card", "at": "10.0.0.7:8001", "args": ["--max-num-seqs", "7"]}
+
+    def at(advertise):
+        tier = {"redis": "redis://h", "advertise": advertise, "key_file": "/key"}
+        return launched(engine, model={"name": "m"}, tier=tier)
+
+    program, here = at("10.0.0.7:8500")
+    (elsewhere,) = at("10.0.0.8:8500")
+    host = program.argv.index("--host")
+    assert program.argv[host : host + 4] == ("--host", "10.0.0.7", "--port", "8001")
+    assert program.ready_url == "http://10.0.0.7:8001/health"
+    assert handed_over(here).models == handed_over(elsewhere).models
+    (endpoint,) = handed_over(elsewhere).models[0].endpoints
+    assert (endpoint.address, endpoint.max_num_seqs) == ("10.0.0.7:8001", 7)
+    assert [word for word in here.argv if "launched" in word] == [word for word in elsewhere.argv if "launched" in word]
+
+
+def test_two_engines_at_one_address_are_refused():
+    engine = {"model": "m", "on_demand": True, "at": "h:1"}
+    with pytest.raises(ValidationError, match="share an address: h:1"):
+        Settings.model_validate({"models": [{"name": name, "engine": engine} for name in "ab"]})

@@ -14,6 +14,8 @@ from gateway.admission.events import (
     Warmth,
 )
 from gateway.admission.outcomes import Outcome
+from gateway.admission.residency import ResidencyPhase
+from gateway.pools.parent import EngineEnded, EngineNews
 from gateway.tier import hall
 from gateway.tier.epoch import Epoch
 from gateway.tier.fence import BEAT, GIVEN_UP_AFTER
@@ -28,11 +30,14 @@ from gateway.tier.frames import (
     Evacuate,
     Expire,
     Failed,
+    Fell,
     GivenBack,
     Gone,
     Hello,
     Keep,
     Kept,
+    Launch,
+    Launches,
     Left,
     More,
     Moved,
@@ -668,6 +673,25 @@ async def test_an_owner_that_may_not_decide_orders_nothing_until_it_may_again(ti
     assert [message.reject.request for message in said[3:]] == [THREE.request, TWO.request]
     tier.hall.evacuate(HERE)
     assert await front.heard() == [Evacuate(HERE)]
+
+
+async def test_an_engine_is_launched_over_a_front_of_its_gateway_while_the_owner_may_decide(tier):
+    heard, lost, ended = [], [], []
+    launchers = tier.hall.launchers
+    launchers.on_news, launchers.on_lost, launchers.on_ended = heard.append, lost.append, ended.append
+    front, other = await tier.join(1, "b:1"), await tier.join(2, "c:1")
+    news, fell = EngineNews(THERE, ResidencyPhase.STOPPED, turn=1), EngineEnded(THERE, "It was killed.")
+    front.say(Launches(news), Fell(fell))
+    assert (heard, ended) == ([news], [fell])
+    tier.hall.withhold(withholds=True)
+    launchers.run(THERE)
+    assert await front.heard() == []
+    tier.hall.withhold(withholds=False)
+    assert await front.heard() == [Launch(THERE, runs=True)]
+    assert await other.heard() == []
+    await front.end()
+    await turns()
+    assert lost == [THERE], "it may have gone with its gateway"
 
 
 async def test_who_waits_at_a_front_for_an_engine_is_told_and_forgotten_with_it(world, front):

@@ -16,9 +16,11 @@ from gateway.admission.events import (
     Verdict,
 )
 from gateway.admission.outcomes import Outcome
+from gateway.admission.residency import ResidencyPhase
 from gateway.endpoints.identity import Identity
 from gateway.ops.state import Decided
 from gateway.pools.admission import RejectedError
+from gateway.pools.parent import EngineEnded, EngineNews, Parent
 from gateway.tier import carried
 from gateway.tier.epoch import Epoch
 from gateway.tier.fence import BEAT, OBEYED_WITHIN, Allegiance
@@ -33,10 +35,13 @@ from gateway.tier.frames import (
     Evacuate,
     Expire,
     Failed,
+    Fell,
     GivenBack,
     Gone,
     Hello,
     Keep,
+    Launch,
+    Launches,
     Left,
     More,
     Moved,
@@ -82,6 +87,7 @@ class World:
         self.told = []
         self.moved = []
         self.owner = None
+        self.parent = Parent()
         self.made = 0
         self.clock = asyncio.get_running_loop().time
         self.link = Link(
@@ -95,6 +101,7 @@ class World:
             keyed=lambda endpoint: endpoint in self.keys,
             figures=lambda: FIGURES,
             allegiance=allegiance,
+            parent=self.parent,
         )
         self.running = asyncio.create_task(self.link.run())
 
@@ -708,7 +715,7 @@ async def test_a_dispatch_without_a_fresh_heartbeat_is_not_obeyed_and_all_is_dec
 
 
 @pytest.mark.parametrize("beats", [0, 1])
-@pytest.mark.parametrize("order", ["refused", "evacuate", "expire", "down", "up", "gone"])
+@pytest.mark.parametrize("order", ["refused", "evacuate", "expire", "down", "up", "gone", "launch"])
 async def test_whatever_an_owner_orders_without_a_fresh_heartbeat_is_not_obeyed(member, order, beats):
     await member.follow()
     await member.beat()
@@ -717,6 +724,7 @@ async def test_whatever_an_owner_orders_without_a_fresh_heartbeat_is_not_obeyed(
     await member.beat(beats * BEAT)
     member.told.clear()
     orders = {
+        "launch": Launch(HERE, runs=False),
         "refused": Refused(Reject(waiting.request, Outcome.QUEUE_FULL, 1.0)),
         "evacuate": Evacuate(HERE),
         "expire": Expire([flying.request]),
@@ -730,6 +738,8 @@ async def test_whatever_an_owner_orders_without_a_fresh_heartbeat_is_not_obeyed(
     await turns()
     assert before.aborted
     assert (member.told, task.done()) == ([], False)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(member.parent.next_line(), 0)
     (declared,) = [message for message in await member.follow() if isinstance(message, Declares)]
     assert [flight.arrival.request for _, flight in declared.flights] == [flying.request]
     assert [known.request for _, known in declared.waiting] == [waiting.request]
@@ -860,3 +870,23 @@ async def test_what_is_waited_for_is_told_also_to_the_next_owner(world):
     await world.lose()
     again = await world.welcome()
     assert any(isinstance(message, Awaits) and message.ages["m"] >= 0.5 for message in again)
+
+
+async def test_what_its_parent_says_of_engines_is_told_once_the_owner_knows_it_and_to_the_next_one(world):
+    news = EngineNews("here:1", ResidencyPhase.STOPPED, turn=1)
+    world.parent.on_news(news)
+    assert not any(isinstance(message, Launches) for message in await world.welcome()), "an order would come too soon"
+    assert await world.owner.heard() == [Launches(news)]
+    up, ended = EngineNews("here:1", ResidencyPhase.UP, 2.0, turn=1), EngineEnded("here:1", "It was killed.")
+    world.parent.on_news(up)
+    world.parent.on_ended(ended)
+    assert await world.owner.heard() == [Launches(up), Fell(ended)]
+    await world.lose()
+    await world.welcome()
+    assert await world.owner.heard() == [Launches(up), Fell(ended)]
+
+
+async def test_its_parent_gets_the_owners_orders(world):
+    await world.welcome()
+    world.owner.say(Launch(HERE, runs=True), Launch(HERE, runs=False))
+    assert [await world.parent.next_line(), await world.parent.next_line()] == [f"run {HERE}", f"end {HERE}"]

@@ -1,0 +1,73 @@
+"""The parents of a tier's gateways, as its owner reaches them: each over one front of its gateway.
+
+A parent talks with one front at a time: it tells that one what its engines do, and obeys it alone. So there is one way
+to it, in order, as there is where owner and parent share a machine. When the parent turns to another front, it counts
+its turns, and what an earlier one says of an engine is left.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from gateway.admission.events import EndpointId
+from gateway.pools.parent import EngineNews, Launcher
+from gateway.tier.frames import Launch
+from gateway.tier.seat import Seat
+
+_log = structlog.get_logger("kvgate.tier")
+
+
+class _Way(NamedTuple):
+    """To the parent of an engine."""
+
+    seat: Seat
+    turn: int
+
+
+class Launchers(Launcher):
+    """Those of one owner.
+
+    Args:
+        say: says something to a front that it is to act on.
+    """
+
+    def __init__(self, say: Callable[[Seat, msgspec.Struct], None]) -> None:
+        super().__init__()
+        self._say = say
+        self._ways: dict[str, _Way] = {}
+        """By the address of an engine."""
+
+    def run(self, address: str) -> None:
+        """Have an engine started."""
+        self._order(address, runs=True)
+
+    def end(self, address: str) -> None:
+        """Have an engine ended."""
+        self._order(address, runs=False)
+
+    def said(self, seat: Seat, news: EngineNews) -> None:
+        """A front tells what an engine does."""
+        way, coming = self._ways.get(news.address), _Way(seat, news.turn)
+        if way is not None and way.seat.machine != seat.machine:
+            gateways = [way.seat.machine or "this one", seat.machine or "this one"]
+            _log.error("two gateways launch one engine: the first one does", endpoint=news.address, gateways=gateways)
+            return
+        if way is not None and coming.turn < way.turn:
+            return
+        if way != coming:
+            self._ways[news.address] = coming
+            if way is not None:
+                self.on_lost(news.address)
+        self.on_news(news)
+
+    def left(self, seat: Seat) -> None:
+        """A front has gone: the parent turns to another, or has gone, too."""
+        for address in [address for address, way in self._ways.items() if way.seat is seat]:
+            del self._ways[address]
+            self.on_lost(address)
+
+    def _order(self, address: str, *, runs: bool) -> None:
+        if (way := self._ways.get(address)) is not None:
+            self._say(way.seat, Launch(EndpointId(address), runs))

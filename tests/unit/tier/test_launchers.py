@@ -1,0 +1,88 @@
+import structlog
+
+from gateway.admission.residency import ResidencyPhase
+from gateway.pools.parent import EngineNews
+from gateway.tier.frames import Launch
+from gateway.tier.launchers import Launchers
+from gateway.tier.seat import Seat
+
+AT = "10.0.0.7:8001"
+
+
+class World:
+    """An owner's launchers, and what they said and passed on."""
+
+    def __init__(self):
+        self.ordered, self.news, self.lost = [], [], []
+        self.launchers = Launchers(lambda seat, message: self.ordered.append((seat, message)))
+        self.launchers.on_news = self.news.append
+        self.launchers.on_lost = self.lost.append
+
+    def orders(self):
+        self.launchers.run(AT)
+        self.launchers.end(AT)
+        ordered, self.ordered = self.ordered, []
+        return ordered
+
+
+def seat(machine="10.0.0.7:8500"):
+    return Seat(machine, 0.0)
+
+
+def news(turn=1, phase=ResidencyPhase.STOPPED):
+    return EngineNews(AT, phase, turn=turn)
+
+
+def test_an_order_goes_to_the_front_that_speaks_for_the_engines_parent():
+    world, front = World(), seat()
+    assert world.orders() == [], "nobody launches it"
+    world.launchers.said(front, news())
+    assert world.news == [news()]
+    assert world.orders() == [(front, Launch(AT, runs=True)), (front, Launch(AT, runs=False))]
+
+
+def test_a_front_that_has_gone_takes_what_is_known_with_it():
+    world, front, other = World(), seat(), seat()
+    world.launchers.said(front, news())
+    world.launchers.left(other)
+    assert world.lost == []
+    world.launchers.left(front)
+    world.launchers.left(front)
+    assert (world.lost, world.orders()) == ([AT], [])
+
+
+def test_what_a_front_says_to_which_the_parent_talked_before_does_not_count():
+    world, first, second = World(), seat(), seat()
+    world.launchers.said(second, news(turn=2))
+    world.launchers.said(first, news(turn=1))
+    assert (world.news, world.lost) == ([news(turn=2)], [])
+    world.launchers.left(first)
+    assert [front for front, _ in world.orders()] == [second, second]
+
+
+def test_when_the_parent_turns_to_another_front_all_is_taken_anew():
+    world, first, second = World(), seat(), seat()
+    world.launchers.said(first, news(turn=1))
+    world.launchers.said(second, news(turn=2, phase=ResidencyPhase.STARTING))
+    world.launchers.said(first, news(turn=1))
+    assert (world.lost, world.news[1:]) == ([AT], [news(turn=2, phase=ResidencyPhase.STARTING)])
+    world.launchers.left(first)
+    assert world.lost == [AT]
+
+
+def test_a_parent_that_was_started_again_counts_from_its_first_turn():
+    world, before, after = World(), seat(), seat()
+    world.launchers.said(before, news(turn=7))
+    world.launchers.left(before)
+    world.launchers.said(after, news(turn=1))
+    assert [front for front, _ in world.orders()] == [after, after]
+
+
+def test_of_two_gateways_that_launch_one_engine_the_first_one_does():
+    world, first, second = World(), seat(), seat("10.0.0.8:8500")
+    world.launchers.said(first, news())
+    with structlog.testing.capture_logs() as logs:
+        world.launchers.said(second, news(turn=2))
+    assert logs[0]["gateways"] == ["10.0.0.7:8500", "10.0.0.8:8500"]
+    assert len(world.news) == 1
+    assert [front for front, _ in world.orders()] == [first, first]
