@@ -130,11 +130,12 @@ class EngineDemand:
                 if news.wrong is not None and not first:
                     self._failed(endpoint, known, news.wrong, now)
                 return
-            case ResidencyPhase.STARTING | ResidencyPhase.UP if first:  # since before anything was heard of it
-                known.enter(ResidencyPhase.STARTING, now)
+            case ResidencyPhase.STARTING | ResidencyPhase.UP as phase if first:  # since before anything was heard of it
+                known.enter(phase, now)
                 known.ended = False
-        starts = known.phase is ResidencyPhase.STARTING
-        if starts and (monitor := self._monitors.get(endpoint)) is not None and not monitor.serving:
+                self._tell(endpoint, known, None, now)
+        comes = known.phase in {ResidencyPhase.STARTING, ResidencyPhase.UP}
+        if comes and (monitor := self._monitors.get(endpoint)) is not None and not monitor.serving:
             monitor.rouse()  # it is probed at once
 
     def lost(self, address: str) -> None:

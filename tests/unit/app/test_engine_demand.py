@@ -127,6 +127,19 @@ def test_an_engine_that_ran_before_its_owner_is_not_started_again():
     assert world.asked == []
 
 
+def test_what_is_on_an_engine_that_ran_before_its_owner_is_not_cut_off():
+    world = World()
+    world.monitors[A].in_flight = 1
+    world.hear(A, ResidencyPhase.UP)
+    world.hear(B)
+    world.demand.awaited(0, {"blue": 10.0})
+    world.pass_time(12)
+    assert world.asked == [], "though it was not probed yet"
+    world.monitors[A].in_flight = 0
+    world.pass_time(LOOK)
+    assert world.asked == [("end", A)]
+
+
 def test_one_that_was_starting_before_its_owner_has_its_cards():
     world = World()
     world.hear(A, ResidencyPhase.STARTING)
