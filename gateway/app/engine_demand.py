@@ -40,6 +40,8 @@ class _Known:
         """Until its parent has said what it does, it may run: so nothing is started in its place."""
         self.heard = False
         """Whether its parent has said that."""
+        self.leaves = False
+        """Whether its parent is about to end it."""
         self.since = self.worked_at = now
         self.left_at = -inf
         self.takes: float | None = None
@@ -121,7 +123,7 @@ class EngineDemand:
         known, now = self._engines.get(endpoint), self._clock()
         if known is None:
             return
-        known.takes = news.takes
+        known.takes, known.leaves = news.takes, news.leaves
         first, known.heard = not known.heard, True
         match news.phase:
             case ResidencyPhase.STOPPED:
@@ -155,6 +157,8 @@ class EngineDemand:
             if engine is None:
                 continue
             self._advance(endpoint, known, engine, now)
+            if known.leaves and known.phase in {ResidencyPhase.STARTING, ResidencyPhase.UP}:
+                self._retire(endpoint, known, now)
             engines.append(self._engine(endpoint) or engine)
         for command in decide(engines, now):
             known = self._engines[command.engine]
@@ -207,7 +211,7 @@ class EngineDemand:
             known.since,
             known.how.group or endpoint,
             takes=known.takes,
-            waits_since=None if monitor.drained else self._waits_since(endpoint),
+            waits_since=None if monitor.drained or known.leaves else self._waits_since(endpoint),
             busy=self._busy(endpoint),
             worked_at=known.worked_at,
             left_at=known.left_at,

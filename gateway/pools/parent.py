@@ -34,6 +34,8 @@ class EngineNews(msgspec.Struct, frozen=True):
     """Why it does not run though it was to."""
     turn: int = 0
     """Of the processes that the parent talks with, the how manieth: it obeys the latest, and no other any more."""
+    leaves: bool = False
+    """Whether the parent will end it: it is to be left, so that nothing is cut off, and not to be started again."""
 
 
 class EngineEnded(msgspec.Struct, frozen=True):

@@ -13,6 +13,8 @@ from gateway.admission.residency import ResidencyPhase
 from gateway.pools.parent import RUN, EngineNews
 from gateway.serve.sleep import fall_asleep, wake
 
+_LOOK = 0.05
+"""Seconds between two looks whether an engine that leaves has ended."""
 _log = structlog.get_logger("kvgate.supervisor")
 
 
@@ -26,6 +28,8 @@ class _Held:
         self.sleeps = engine.sleeps
         self.asleep = self.lost = False
         """Whether its process sleeps, and whether it has ended by itself, and is not to be started again."""
+        self.leaves = False
+        """Whether it is to be ended for good."""
         self.crashed = False
         """Whether it ended by itself since it was last told to sleep."""
         self.woken_in: float | None = None
@@ -75,7 +79,23 @@ class Attendant:
 
     def add(self, engine: Engine) -> None:
         """Attend to another engine. It does not run yet."""
-        self._held[engine.spec.address] = _Held(engine)
+        held = self._held[engine.spec.address] = _Held(engine)
+        self._say(held)
+
+    async def leave(self, engine: Engine, within: float) -> None:
+        """Have the process that decides end an engine once nothing is on it; wait for that at most so many seconds.
+
+        It is for a tier: requests of other gateways are on it, of which nothing is known here.
+        """
+        held = self._held[engine.spec.address]
+        held.leaves = True
+        self._say(held)
+        try:
+            async with asyncio.timeout(within):
+                while held.phase is not ResidencyPhase.STOPPED:  # noqa: ASYNC110  # it may start and end meanwhile
+                    await asyncio.sleep(_LOOK)
+        except TimeoutError:
+            _log.warning(f"{engine.name}: it ends with requests on it, as they did not end in {within:g} s")
 
     async def remove(self, engine: Engine) -> None:
         """End an engine, and forget it."""
@@ -90,7 +110,7 @@ class Attendant:
     def obey(self, order: str, address: str) -> None:
         """Carry out an order: `RUN` or `END`."""
         if (held := self._held.get(address)) is not None:
-            self._want(held, wanted=order == RUN)
+            self._want(held, wanted=order == RUN and not held.leaves)
 
     def on_event(self, event: SupervisorEvent) -> None:
         """Note how long a start took, and that an engine which ran was given up, or one that slept ended."""
@@ -201,4 +221,4 @@ class Attendant:
         self._say(held)
 
     def _say(self, held: _Held, wrong: str | None = None) -> None:
-        self._tell(EngineNews(held.engine.spec.address, held.phase, held.takes, wrong, self._turn))
+        self._tell(EngineNews(held.engine.spec.address, held.phase, held.takes, wrong, self._turn, held.leaves))

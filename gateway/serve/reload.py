@@ -312,6 +312,12 @@ class Deployment:
             await self._stop(engine)
 
     async def _replace(self, old: Engine, new: Engine, gateways: list[Gateway], settings: Settings) -> None:
+        if new.spec.address == old.spec.address:  # in a tier, where the others reach it
+            self._say(f"{old.name}: ends when nothing is on it; the next request starts the new one")
+            await self._stop(old)
+            await self._start(new)
+            await self._hand_over(gateways)
+            return
         why = None if new.on_demand else await self._no_surge(new, settings)
         if why is None:
             how = "starts on demand" if new.on_demand else "starts beside it and takes over when it is ready"
@@ -359,9 +365,17 @@ class Deployment:
     async def _stop(self, engine: Engine) -> None:
         self.engines.remove(engine)
         if engine.on_demand:
+            await self._leave(engine)
             await self._attendant.remove(engine)
         else:
             await self._supervisor.remove(engine.name)
+
+    async def _leave(self, *engines: Engine) -> None:
+        """In a tier, have requests of other gateways leave engines that are to end."""
+        settings = self._gateways[0].settings
+        if settings.tier.redis is not None:
+            within = settings.server.shutdown_timeout
+            await asyncio.gather(*(self._attendant.leave(engine, within) for engine in engines))
 
     def _gave_up(self, engine: Engine) -> bool:
         """Whether an engine will not be started again. One on demand always may."""
@@ -419,6 +433,8 @@ class Deployment:
             if self._reloading is not None:
                 self._reloading.cancel()
                 await asyncio.wait([self._reloading])
+            if not supervising.done():
+                await self._leave(*self.engines)
             ending.set()
             return await supervising
         finally:

@@ -72,8 +72,8 @@ class World:
             self.now += LOOK
             self.demand.look()
 
-    def hear(self, endpoint, phase=ResidencyPhase.STOPPED, wrong=None):
-        self.demand.heard(EngineNews(endpoint, phase, 2.0, wrong))
+    def hear(self, endpoint, phase=ResidencyPhase.STOPPED, wrong=None, **more):
+        self.demand.heard(EngineNews(endpoint, phase, 2.0, wrong, **more))
 
     def lose(self, *endpoints):
         for endpoint in endpoints:
@@ -222,6 +222,28 @@ def test_one_that_was_about_to_end_when_it_was_lost_serves_on(world):
     world.monitors[A].in_flight = 0
     world.pass_time(SETTLE)
     assert world.asked[1:] == [("end", A)]
+
+
+def test_one_that_its_parent_will_end_is_left_and_not_started_again_until_it_is_back(world):
+    world.demand.awaited(0, {"red": 0.0})
+    world.pass_time(LOOK)
+    world.demand.awaited(0, {})
+    world.come_up(A)
+    world.monitors[A].in_flight = 1
+    world.hear(A, ResidencyPhase.UP, leaves=True)
+    world.pass_time(1)
+    assert (world.asked, world.monitors[A].state) == ([("run", A)], State.STOPPED)
+    world.monitors[A].in_flight = 0
+    world.pass_time(LOOK)
+    assert world.asked[1:] == [("end", A)]
+    world.demand.awaited(0, {"red": 0.0})
+    world.hear(A, leaves=True)
+    world.pass_time(1)
+    assert len(world.asked) == 2
+    world.lose(A)
+    world.hear(A)
+    world.pass_time(LOOK)
+    assert world.asked[2:] == [("run", A)]
 
 
 def test_why_one_did_not_start_counts_once_however_often_it_is_told(world):

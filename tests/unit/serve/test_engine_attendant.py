@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import structlog
 
 from engine.assembly import assembled
 from engine.diagnosis.sign import Diagnosis
@@ -13,6 +14,7 @@ from engine.spec import EngineSpec
 from engine.vllm import VLLM
 from gateway.admission.residency import ResidencyPhase
 from gateway.pools.parent import END, RUN, EngineNews
+from gateway.serve.engine_attendant import _LOOK as LOOK
 from gateway.serve.engine_attendant import Attendant
 from tests.ports import free_port
 
@@ -53,6 +55,8 @@ async def world(engine):
     supervisor, told = Supervisor(), []
     attendant = Attendant(supervisor, told.append)
     attendant.add(engine)
+    assert told == [EngineNews(engine.spec.address, ResidencyPhase.STOPPED)]
+    told.clear()
     yield supervisor, attendant, told
     attendant.close()
 
@@ -113,6 +117,37 @@ async def test_why_one_does_not_start_or_was_given_up_is_told(world, engine):
     attendant.on_event(GaveUp("engine m", Diagnosis("It crashed.")))
     await settled()
     assert (told[-1].phase, told[-1].wrong) == (ResidencyPhase.STOPPED, "It crashed.")
+
+
+async def test_one_that_is_to_go_is_left_by_its_requests_first(world, engine):
+    supervisor, attendant, told = world
+    supervisor.ready.set()
+    attendant.obey(RUN, engine.spec.address)
+    await settled()
+    told.clear()
+    leaving = asyncio.create_task(attendant.leave(engine, 60.0))
+    await asyncio.sleep(2 * LOOK)
+    assert not leaving.done()
+    assert told == [EngineNews(engine.spec.address, ResidencyPhase.UP, leaves=True)]
+    attendant.obey(END, engine.spec.address)
+    await leaving
+    assert supervisor.done[1:] == [("remove", "engine m")]
+    attendant.obey(RUN, engine.spec.address)
+    await settled()
+    assert len(supervisor.done) == 2, "an order from before that was known"
+    await attendant.remove(engine)
+    attendant.add(engine)
+    assert told[-1] == EngineNews(engine.spec.address, ResidencyPhase.STOPPED)
+
+
+async def test_one_that_its_requests_do_not_leave_is_not_waited_for_for_ever(world, engine):
+    supervisor, attendant, _ = world
+    supervisor.ready.set()
+    attendant.obey(RUN, engine.spec.address)
+    await settled()
+    with structlog.testing.capture_logs() as logs:
+        await attendant.leave(engine, 2 * LOOK)
+    assert "did not end in 0.1 s" in logs[0]["event"]
 
 
 async def test_its_port_is_kept_while_it_does_not_run(world, engine):

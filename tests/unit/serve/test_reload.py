@@ -5,12 +5,18 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from engine.assembly import moved
 from engine.control import Reload
+from engine.events import BecameReady
+from gateway.admission.residency import ResidencyPhase
 from gateway.config.engine import EngineSettings
 from gateway.config.settings import ModelSettings, ServerSettings, Settings
+from gateway.pools.parent import NEWS, EngineNews
 from gateway.serve.discovery import Discovery
 from gateway.serve.reload import Deployment, _other
+from tests.ports import free_port
 
 
 def deployed(tmp_path, load, said):
@@ -111,6 +117,59 @@ async def test_where_the_next_owner_does_not_start_it_says_why_and_the_fronts_le
         assert [gateway.name for gateway in deployment._gateways] == ["owner", "front 1 #2", "front 2 #2"]
     finally:
         deployment._close()
+
+
+class Told:
+    """A supervisor that keeps what programs are told."""
+
+    def __init__(self):
+        self.told = []
+
+    def tell(self, name, line):
+        self.told.append((name, line))
+
+    async def add(self, *_, **__):
+        """It runs."""
+
+    async def remove(self, *_, **__):
+        """It has ended."""
+
+
+async def test_in_a_tier_one_front_talks_of_engines_as_any_gateway_may_decide(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVGATE_CACHE", str(tmp_path))
+    (tmp_path / "key").write_text("0123456789abcdef" * 2)
+    (tmp_path / "key").chmod(0o600)
+    at = f"127.0.0.1:{free_port()}"
+    engine = {"model": "org/m", "python": "/python", "on_demand": True, "at": at}
+    settings = Settings.model_validate(
+        {
+            "server": {"host": "127.0.0.1", "port": 0, "workers": 2, "shutdown_timeout": 0.1},
+            "models": [{"name": "m", "engine": engine}],
+            "tier": {"redis": "redis://h", "advertise": f"127.0.0.1:{free_port()}", "key_file": tmp_path / "key"},
+        }
+    )
+    deployment = Deployment(Discovery(settings), lambda *_: settings, lambda _: None, lambda _: None)
+    deployment._supervisor = deployment._attendant._supervisor = supervisor = Told()
+    try:
+        owner, first, second = deployment._gateways
+        for process in (owner, first, second):
+            deployment._on_event(BecameReady(process.name, 1.0))
+        assert [(name, parsed(line).turn) for name, line in supervisor.told] == [("front 1", 1)]
+        for process in (owner, second):
+            deployment._on_news(process, f"run {at}")
+        await asyncio.sleep(0)
+        assert len(supervisor.told) == 1
+        deployment._on_news(first, f"run {at}")
+        await deployment._attendant._held[at].following
+        assert parsed(supervisor.told[-1][1]).phase is ResidencyPhase.UP
+        await deployment._stop(deployment.engines[0])
+        assert any(parsed(line).leaves for _, line in supervisor.told), "others may have requests on it"
+    finally:
+        deployment._close()
+
+
+def parsed(line):
+    return msgspec.json.decode(line.removeprefix(NEWS), type=EngineNews)
 
 
 def test_a_gateway_and_its_successor_have_names_of_their_own():
