@@ -80,6 +80,7 @@ class Gateway:
         workers: int,
         host: str = "127.0.0.1",
         engine_key: str | None = KEY,
+        **more: Any,
     ) -> None:
         self.host = host
         self.port, self.advertised = free_port(), at or f"{host}:{free_port()}"
@@ -98,8 +99,10 @@ class Gateway:
             "admission": {"ttft_target": None},
             "health": {"interval": 0.2},
             "tier": {"members": 2, "fallback_share": FALLBACK},
+            **more,
         }
         file.write_text(yaml.safe_dump(settings))
+        self._file = file
         own = ["--config", str(file), "--host", host, "--port", str(self.port)]
         tier = ["--tier-redis", redis, "--tier-advertise", self.advertised, "--tier-key-file", str(key)]
         self.argv = [sys.executable, "-m", "gateway", "serve", *own, *tier]
@@ -110,6 +113,12 @@ class Gateway:
             self._process = subprocess.Popen(
                 self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ, cwd=self.tree
             )
+
+    def change(self, this: str, to: str) -> None:
+        """Change its settings, and have it read them again."""
+        assert self._process is not None
+        self._file.write_text(self._file.read_text().replace(this, to))
+        self._process.send_signal(signal.SIGHUP)
 
     async def ended(self) -> int:
         """Its exit code."""
