@@ -138,6 +138,16 @@ class Finished:
     """From `usage` if the endpoint gave it; 0 if it refused the request."""
 
 
+class ResidencyPhase(Enum):
+    """The phase of an engine. Its parent and the gateways of a tier know it by these words."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    UP = "up"
+    LEAVING = "leaving"
+    """It takes no new requests, and still holds its cards."""
+
+
 class Back(Enum):
     """The cause for which a dispatched request comes back unanswered."""
 

@@ -9,11 +9,10 @@ ended.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from math import inf
 from typing import Final
 
-from gateway.admission.events import EndpointId
+from gateway.admission.events import EndpointId, ResidencyPhase
 
 LEAST_STAY: Final = 1.0
 """Seconds that every engine runs at least."""
@@ -23,16 +22,6 @@ BUSY_STAY: Final = 4.0
 """Of one with work, likewise."""
 LINGER: Final = 0.5
 """Seconds without a request after which an engine has no work: a client may be about to send its next."""
-
-
-class ResidencyPhase(Enum):
-    """The phase of an engine. Its parent and the gateways of a tier know it by these words."""
-
-    STOPPED = "stopped"
-    STARTING = "starting"
-    UP = "up"
-    LEAVING = "leaving"
-    """It takes no new requests, and still holds its cards."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from gateway.ops.pictures.picture import Picture
 from gateway.ops.state import Decided
 from gateway.pools.admission import Admission, Progressed
 from gateway.pools.interface import Follower, Watch
-from gateway.pools.parent import Parent
+from gateway.pools.launcher import Launcher
 from gateway.runtime.background import Background
 from gateway.tier.channel import connect
 from gateway.tier.claims import claim
@@ -67,7 +67,7 @@ class Apart:
         settings: those in force.
         templates: texts of their chat templates.
         digest: takes what ended at this front.
-        parent: in a tier, launches engines that the owner asks for.
+        parent: in a tier, launches engines for the owner.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Apart:
         settings: Callable[[], Settings],
         templates: Templates,
         digest: Callable[[], Digest],
-        parent: Parent,
+        parent: Launcher,
     ) -> None:
         self._digest = digest
         self._front = str(spec.number)

@@ -21,6 +21,7 @@ from gateway.admission.events import FRONT_BITS
 from gateway.app.apart import Apart, FrontSpec
 from gateway.app.core import Core
 from gateway.app.opened import Opened, opened
+from gateway.app.parent import Parent
 from gateway.app.reached import Reached
 from gateway.app.state_view import StateView
 from gateway.app.telemetry import Exports
@@ -38,7 +39,6 @@ from gateway.ops.pictures.digest import Digests
 from gateway.pools.awaited import Awaited
 from gateway.pools.clamping import clamps
 from gateway.pools.directory import Directory, Endpoint, Pool
-from gateway.pools.parent import Parent
 from gateway.relay.asgi import Receive, Room, Scope, Send
 from gateway.relay.exchange import Reporter
 from gateway.relay.explainer import RelayExplainer

@@ -13,6 +13,7 @@ import structlog
 
 from gateway.app.deciding import DecidingProcess
 from gateway.app.opened import opened
+from gateway.app.parent import Parent
 from gateway.app.reign import Reign
 from gateway.app.telemetry import Exports
 from gateway.config.engine import Launched
@@ -22,7 +23,6 @@ from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
 from gateway.endpoints.listener import EndpointStatus
 from gateway.ops.merged import Figures
-from gateway.pools.parent import Parent
 from gateway.runtime.background import Background
 from gateway.tier.campaign import Campaign, tier_state
 from gateway.tier.channel import Entrance

@@ -6,14 +6,14 @@ from math import inf
 
 import structlog
 
-from gateway.admission.events import EndpointId, Expected
-from gateway.admission.residency import Engine, ResidencyPhase, Retire, Start, decide, ready_at
+from gateway.admission.events import EndpointId, Expected, ResidencyPhase
+from gateway.admission.residency import Engine, Retire, Start, decide, ready_at
 from gateway.app.monitors import Monitors
 from gateway.config.engine import Launched, OnDemand
 from gateway.endpoints.health import State
 from gateway.pools.cores import Cores
 from gateway.pools.interface import Follower
-from gateway.pools.parent import EngineNews, Launcher
+from gateway.pools.launcher import EngineNews, Launcher
 
 LOOK = 0.05
 """Seconds between two looks at demand."""

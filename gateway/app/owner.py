@@ -17,6 +17,7 @@ from gateway.app.engine_demand import EngineDemand
 from gateway.app.gpus import GpuWatch
 from gateway.app.monitors import Monitors
 from gateway.app.opened import Access
+from gateway.app.parent import Parent
 from gateway.app.pictures import Pictures
 from gateway.config.engine import Launched
 from gateway.config.settings import Settings
@@ -31,7 +32,7 @@ from gateway.ops.state import Decided, UnknownEndpointError, UnknownModelError
 from gateway.pools.cores import Cores
 from gateway.pools.driver import Driver
 from gateway.pools.interface import Asker, Follower
-from gateway.pools.parent import EngineEnded, Launcher, Parent
+from gateway.pools.launcher import EngineEnded, Launcher
 from gateway.record.learned import LearnedFiles, state_folder
 from gateway.record.lines import Changed, Started
 from gateway.record.recorder import Recorder

@@ -8,13 +8,13 @@ import structlog
 
 from gateway.app.deciding import DecidingProcess
 from gateway.app.opened import opened
+from gateway.app.parent import Parent
 from gateway.app.reign import Reign
 from gateway.app.telemetry import Exports
 from gateway.config.engine import Launched
 from gateway.config.live import Change
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
-from gateway.pools.parent import Parent
 
 _log = structlog.get_logger("kvgate.tier")
 

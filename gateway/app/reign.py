@@ -10,12 +10,12 @@ import gateway
 from gateway.admission.events import EndpointId
 from gateway.app.opened import Access
 from gateway.app.owner import Owner
+from gateway.app.parent import Parent
 from gateway.config.engine import Launched
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
 from gateway.ops.merged import Figures
 from gateway.ops.metrics import Metrics
-from gateway.pools.parent import Parent
 from gateway.tier import hall
 from gateway.tier.hall import Hall
 

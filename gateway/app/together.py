@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from gateway.admission.events import EndpointId
 from gateway.app.opened import Access
 from gateway.app.owner import Owner
+from gateway.app.parent import Parent
 from gateway.config.engine import Launched
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
@@ -12,7 +13,6 @@ from gateway.ops.metrics import Metrics
 from gateway.ops.pictures.digest import Digest
 from gateway.pools.admission import Admission, Progressed
 from gateway.pools.interface import Follower, Watch
-from gateway.pools.parent import Parent
 
 
 class Together(Owner):

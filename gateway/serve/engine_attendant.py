@@ -9,8 +9,9 @@ import structlog
 from engine.events import BecameReady, Crashed, GaveUp, SupervisorEvent
 from engine.program import Engine
 from engine.supervisor import Supervisor
-from gateway.admission.residency import ResidencyPhase
-from gateway.pools.parent import RUN, EngineNews
+from gateway.admission.events import ResidencyPhase
+from gateway.app.parent import RUN
+from gateway.pools.launcher import EngineNews
 from gateway.serve.sleep import fall_asleep, wake
 
 _LOOK = 0.05

@@ -22,12 +22,13 @@ from engine.host_memory import free_bytes
 from engine.nvml import gpus
 from engine.program import Engine, Program, Role
 from engine.supervisor import Supervisor
+from gateway.app.parent import END, RUN, as_line
 from gateway.config.live import ANSWER, FIXED
 from gateway.config.live import Change as SettingsChange
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
 from gateway.config.tls import clients_context
-from gateway.pools.parent import END, RUN, EngineEnded, EngineNews, as_line
+from gateway.pools.launcher import EngineEnded, EngineNews
 from gateway.relay.last_call import BACKLOG, last_call
 from gateway.relay.server import bind_all, close_all, port_of
 from gateway.runtime.interrupts import early, has_terminal

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from gateway.app.parent import Parent
 from gateway.config.live import Change
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
-from gateway.pools.parent import Parent
 
 
 class Served(Protocol):

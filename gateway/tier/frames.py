@@ -17,7 +17,7 @@ from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import Arrived, Back, Capacity, Declared, EndpointId, RequestId, Verdict, Warmth
 from gateway.endpoints.identity import Identity
 from gateway.ops.pictures.digest import Digest
-from gateway.pools.parent import EngineEnded, EngineNews
+from gateway.pools.launcher import EngineEnded, EngineNews
 
 VERSION = 1
 """Of these messages: one more in each release that changes them."""

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from gateway.admission.events import EndpointId
-from gateway.pools.parent import EngineNews, Launcher
+from gateway.pools.launcher import EngineNews, Launcher
 from gateway.tier.frames import Launch
 from gateway.tier.seat import Seat
 

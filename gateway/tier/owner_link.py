@@ -31,7 +31,7 @@ from gateway.admission.outcomes import Outcome
 from gateway.admission.snapshot import Turn
 from gateway.pools.admission import Admission, Progressed
 from gateway.pools.interface import Follower
-from gateway.pools.parent import EngineEnded, EngineNews, Parent
+from gateway.pools.launcher import EngineEnded, EngineNews, Launcher
 from gateway.tier.carried import Carried, Declaration
 from gateway.tier.epoch import Epoch
 from gateway.tier.fence import BEAT, Allegiance
@@ -123,7 +123,7 @@ class Link:
         keyed: whether this front has a key of its own for an endpoint.
         allegiance: in a tier of several gateways, which owner it follows.
         fronts: how many this gateway has.
-        parent: in a tier, launches engines that the owner asks for.
+        parent: in a tier, launches engines for the owner.
 
     Attributes:
         connected: set while an owner knows all that this front carries.
@@ -144,7 +144,7 @@ class Link:
         keyed: Callable[[EndpointId], bool] = lambda _endpoint: True,
         allegiance: Allegiance | None = None,
         fronts: int = 1,
-        parent: Parent | None = None,
+        parent: Launcher,
     ) -> None:
         self.connected = asyncio.Event()
         self.questions = Questions(self.send)
@@ -159,7 +159,7 @@ class Link:
         self._figures = figures
         self._allegiance = allegiance
         self._fronts = fronts
-        self._parent = parent or Parent()
+        self._parent = parent
         self._parent.on_news, self._parent.on_ended = self._tell_of_engine, self._tell_end
         self._launches: dict[str, EngineNews] = {}
         self._fell: dict[str, EngineEnded] = {}

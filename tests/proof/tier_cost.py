@@ -22,6 +22,7 @@ from typing import Any
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import FRONT_BITS, Arrived, Capacity, Demand, EndpointId, Observed, RequestId, Verdict
 from gateway.admission.policy import Policy
+from gateway.app.parent import Parent
 from gateway.endpoints.identity import Identity
 from gateway.pools.admission import PROGRESS_INTERVAL
 from gateway.pools.cores import Cores
@@ -73,6 +74,7 @@ class Front:
             progressed=lambda _: None,
             patience=lambda: 1e9,
             figures=bytes,
+            parent=Parent(),
         )
         self.link.watch(HERE)
         self.flying: dict[RequestId, int] = {}

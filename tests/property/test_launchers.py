@@ -16,9 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from engine.diagnosis.sign import Diagnosis
 from engine.events import BecameReady
 from gateway.app.engine_demand import LOOK, EngineDemand
+from gateway.app.parent import END, RUN
 from gateway.config.engine import OnDemand
 from gateway.endpoints.health import State
-from gateway.pools.parent import END, RUN, EngineNews
+from gateway.pools.launcher import EngineNews
 from gateway.serve.engine_attendant import Attendant
 from gateway.tier.frames import Launch
 from gateway.tier.launchers import Launchers

@@ -7,8 +7,8 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.admission.events import EndpointId
-from gateway.admission.residency import BUSY_STAY, LEAST_STAY, LINGER, Engine, ResidencyPhase, Retire, Start, decide
+from gateway.admission.events import EndpointId, ResidencyPhase
+from gateway.admission.residency import BUSY_STAY, LEAST_STAY, LINGER, Engine, Retire, Start, decide
 
 STEP = 0.25
 """Seconds between two looks."""

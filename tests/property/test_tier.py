@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import FRONT_BITS, Arrived, Back, Capacity, Demand, EndpointId, RequestId, Verdict
 from gateway.admission.policy import Policy
+from gateway.app.parent import Parent
 from gateway.endpoints.identity import Identity
 from gateway.pools.admission import RejectedError
 from gateway.pools.cores import Cores
@@ -175,6 +176,7 @@ class Front:
             progressed=self.progressed,
             patience=lambda: POLICY.no_endpoint_ttl,
             figures=bytes,
+            parent=Parent(),
         )
         for endpoint in MODELS:
             self.configure(endpoint)

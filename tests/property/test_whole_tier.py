@@ -46,6 +46,7 @@ from gateway.admission.snapshot import EndpointSnapshot
 from gateway.admission.tuning import TUNING
 from gateway.app.apart import Apart, FrontSpec
 from gateway.app.candidate import Candidate
+from gateway.app.parent import Parent
 from gateway.config.settings import Settings
 from gateway.endpoints.identity import Identity
 from gateway.ops.pictures.digest import Digest
@@ -53,7 +54,6 @@ from gateway.pools.admission import RejectedError
 from gateway.pools.cores import Cores
 from gateway.pools.driver import Driver
 from gateway.pools.interface import Watch
-from gateway.pools.parent import Parent
 from gateway.tier.epoch import BEFORE_ALL, Epoch
 from gateway.tier.fence import OBEYED_WITHIN
 from gateway.tier.frames import Evacuate, Expire, Refused, Sent

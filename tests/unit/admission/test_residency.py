@@ -2,14 +2,13 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.admission.events import EndpointId
+from gateway.admission.events import EndpointId, ResidencyPhase
 from gateway.admission.residency import (
     BUSY_STAY,
     IDLE_STAY,
     LEAST_STAY,
     LINGER,
     Engine,
-    ResidencyPhase,
     Retire,
     Start,
     decide,

@@ -12,13 +12,13 @@ from gateway.admission.events import (
     EndpointUp,
     Expected,
     RequestId,
+    ResidencyPhase,
 )
 from gateway.admission.policy import Policy
-from gateway.admission.residency import ResidencyPhase
 from gateway.app.engine_demand import LOOK, SETTLE, EngineDemand
 from gateway.config.engine import OnDemand
 from gateway.endpoints.health import State
-from gateway.pools.parent import EngineNews
+from gateway.pools.launcher import EngineNews
 
 A, B = EndpointId("a:1"), EndpointId("b:1")
 

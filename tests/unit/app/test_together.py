@@ -9,13 +9,13 @@ import pytest
 
 from gateway.admission.events import Arrived, Capacity, Demand, EndpointId, RequestId, Verdict
 from gateway.admission.outcomes import Outcome
+from gateway.app.parent import Parent
 from gateway.app.together import Together
 from gateway.config.settings import Settings
 from gateway.endpoints.identity import Identity
 from gateway.ops.metrics import Metrics
 from gateway.ops.pictures.digest import Digest
 from gateway.pools.admission import PROGRESS_INTERVAL, Admission, RejectedError
-from gateway.pools.parent import Parent
 from tests.unit.app.configured import access
 
 ONE, TWO = (EndpointId(f"127.0.0.1:{port}") for port in (1, 2))

@@ -12,8 +12,9 @@ from engine.events import BecameReady, Crashed, GaveUp
 from engine.program_lifecycle import Policy
 from engine.spec import EngineSpec
 from engine.vllm import VLLM
-from gateway.admission.residency import ResidencyPhase
-from gateway.pools.parent import END, RUN, EngineNews
+from gateway.admission.events import ResidencyPhase
+from gateway.app.parent import END, RUN
+from gateway.pools.launcher import EngineNews
 from gateway.serve.engine_attendant import _LOOK as LOOK
 from gateway.serve.engine_attendant import Attendant
 from tests.ports import free_port

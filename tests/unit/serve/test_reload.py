@@ -10,10 +10,11 @@ import msgspec
 from engine.assembly import moved
 from engine.control import Reload
 from engine.events import BecameReady
-from gateway.admission.residency import ResidencyPhase
+from gateway.admission.events import ResidencyPhase
+from gateway.app.parent import NEWS
 from gateway.config.engine import EngineSettings
 from gateway.config.settings import ModelSettings, ServerSettings, Settings
-from gateway.pools.parent import NEWS, EngineNews
+from gateway.pools.launcher import EngineNews
 from gateway.serve.discovery import Discovery
 from gateway.serve.reload import Deployment, _other
 from tests.ports import free_port

@@ -17,6 +17,7 @@ import structlog
 import uvloop
 
 from gateway.admission.events import EndpointId
+from gateway.app.parent import Parent
 from gateway.tier.channel import LOGGED_EVERY, MOST_UNPROVEN, PROVEN_WITHIN, Entrance, UnprovenError, connect
 from gateway.tier.frames import Gone, Hello, Left, Moved, Welcome, from_front, from_owner
 from gateway.tier.line import Line
@@ -255,6 +256,7 @@ async def test_a_front_is_linked_to_its_owner_over_a_channel(owner):
         progressed=Mock(),
         patience=lambda: 1.0,
         figures=bytes,
+        parent=Parent(),
     )
     running = asyncio.create_task(link.run())
     await until(lambda: owner.taken)

@@ -8,10 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.events import Arrived, Back, Capacity, Declared, Demand, EndpointId, RequestId, Verdict, Warmth
+from gateway.admission.events import (
+    Arrived,
+    Back,
+    Capacity,
+    Declared,
+    Demand,
+    EndpointId,
+    RequestId,
+    ResidencyPhase,
+    Verdict,
+    Warmth,
+)
 from gateway.admission.outcomes import Outcome
 from gateway.endpoints.identity import Identity
 from gateway.ops.pictures.digest import Digest, OfModel
+from gateway.pools.launcher import EngineEnded, EngineNews
 from gateway.tier.frames import (
     LONGEST,
     VERSION,
@@ -26,6 +38,7 @@ from gateway.tier.frames import (
     Expire,
     Explain,
     Failed,
+    Fell,
     FrameError,
     Frames,
     FromFront,
@@ -35,6 +48,8 @@ from gateway.tier.frames import (
     Hello,
     Keep,
     Kept,
+    Launch,
+    Launches,
     Left,
     Look,
     More,
@@ -116,6 +131,8 @@ OF_FRONT = [
     Look(1, 7.5),
     Saw(Digest({"m": OfModel({"completed": 1}, {3: 1}, {}, {"alice": 2.0})})),
     Awaits({"m": 1.5}),
+    Launches(EngineNews(HERE, ResidencyPhase.STOPPED, 2.5, "No memory.", turn=3, leaves=True)),
+    Fell(EngineEnded(HERE, "It was killed.", "Give it more memory.")),
 ]
 OF_OWNER = [
     More(),
@@ -128,6 +145,7 @@ OF_OWNER = [
     Down(HERE, keeps=True, drained=False),
     Gone(HERE),
     Starts(HERE, None, failed=True),
+    Launch(HERE, runs=True),
     Evacuate(HERE),
     Expire((ONE, TWO)),
     Answer(1, b"{}"),

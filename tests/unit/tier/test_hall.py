@@ -10,12 +10,12 @@ from gateway.admission.events import (
     Capacity,
     Declared,
     EndpointId,
+    ResidencyPhase,
     Verdict,
     Warmth,
 )
 from gateway.admission.outcomes import Outcome
-from gateway.admission.residency import ResidencyPhase
-from gateway.pools.parent import EngineEnded, EngineNews
+from gateway.pools.launcher import EngineEnded, EngineNews
 from gateway.tier import hall
 from gateway.tier.epoch import Epoch
 from gateway.tier.fence import BEAT, GIVEN_UP_AFTER

@@ -1,7 +1,7 @@
 import structlog
 
-from gateway.admission.residency import ResidencyPhase
-from gateway.pools.parent import EngineNews
+from gateway.admission.events import ResidencyPhase
+from gateway.pools.launcher import EngineNews
 from gateway.tier.frames import Launch
 from gateway.tier.launchers import Launchers
 from gateway.tier.seat import Seat

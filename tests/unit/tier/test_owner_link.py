@@ -13,14 +13,15 @@ from gateway.admission.events import (
     Demand,
     EndpointId,
     RequestId,
+    ResidencyPhase,
     Verdict,
 )
 from gateway.admission.outcomes import Outcome
-from gateway.admission.residency import ResidencyPhase
+from gateway.app.parent import Parent
 from gateway.endpoints.identity import Identity
 from gateway.ops.state import Decided
 from gateway.pools.admission import RejectedError
-from gateway.pools.parent import EngineEnded, EngineNews, Parent
+from gateway.pools.launcher import EngineEnded, EngineNews
 from gateway.tier import carried
 from gateway.tier.epoch import Epoch
 from gateway.tier.fence import BEAT, OBEYED_WITHIN, Allegiance

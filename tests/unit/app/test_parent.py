@@ -1,5 +1,6 @@
-from gateway.admission.residency import ResidencyPhase
-from gateway.pools.parent import EngineEnded, EngineNews, Parent, as_line
+from gateway.admission.events import ResidencyPhase
+from gateway.app.parent import Parent, as_line
+from gateway.pools.launcher import EngineEnded, EngineNews
 
 
 async def test_what_is_to_run_and_to_end_is_asked_a_line_each():
