@@ -41,7 +41,7 @@ def arguments(spec: EngineSpec) -> tuple[str, ...]:
     """Return kvgate's own arguments."""
     return (
         *("--model", spec.model, "--served-model-name", spec.served_name),
-        *("--host", spec.host, "--port", str(spec.port)),
+        *("--host", spec.host.strip("[]"), "--port", str(spec.port)),
         "--disable-uvicorn-access-log",  # kvgate writes the access log, and probes every second
     )
 

@@ -105,7 +105,7 @@ class EngineSpec:
             that sees them all.
         args: Further arguments, as on its command line. They come last and override kvgate's.
         env: Further environment. It overrides kvgate's and the one kvgate was started with.
-        host: Address of this machine that it listens on.
+        host: Address of this machine that it listens on, as in a URL.
     """
 
     kind: EngineKind = field(repr=False)

@@ -15,7 +15,8 @@ _TEMPLATE = "--chat-template-file"
 
 
 def _arguments(spec: EngineSpec) -> tuple[str, ...]:
-    return ("--model", spec.model, "--alias", spec.served_name, "--host", spec.host, "--port", str(spec.port))
+    listens = ("--host", spec.host.strip("[]"), "--port", str(spec.port))
+    return ("--model", spec.model, "--alias", spec.served_name, *listens)
 
 
 def _check(model: str, _args: Sequence[str], _environ: Mapping[str, str]) -> Mapping[str, Any]:

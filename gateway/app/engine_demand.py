@@ -19,6 +19,9 @@ LOOK = 0.05
 """Seconds between two looks at demand."""
 SETTLE = 0.25
 """Seconds after which every front has heard that an engine takes no new requests, and said what it had sent before."""
+TAKEN_OVER = 5.0
+"""Likewise, where an engine ran or started before this process decided: fronts that come late may have requests on it.
+Under load the last one was seen 2.5 s after another owner's death."""
 NEWS = 0.5
 """Seconds by which an expected time changes before it is told again."""
 TRIES = 2
@@ -44,6 +47,8 @@ class _Known:
         """Whether its parent is about to end it."""
         self.since = self.worked_at = now
         self.left_at = -inf
+        self.settles_at = -inf
+        """When all is known that is on it."""
         self.takes: float | None = None
         self.failures = 0
         self.not_before = now
@@ -134,7 +139,7 @@ class EngineDemand:
                 return
             case ResidencyPhase.STARTING | ResidencyPhase.UP as phase if first:  # since before anything was heard of it
                 known.enter(phase, now)
-                known.ended = False
+                known.ended, known.settles_at = False, now + TAKEN_OVER
                 self._tell(endpoint, known, None, now)
         comes = known.phase in {ResidencyPhase.STARTING, ResidencyPhase.UP}
         if comes and (monitor := self._monitors.get(endpoint)) is not None and not monitor.serving:
@@ -176,8 +181,9 @@ class EngineDemand:
     def _retire(self, endpoint: EndpointId, known: _Known, now: float) -> None:
         _log.info("engine leaves", endpoint=endpoint, waited_for=self._waits_since(endpoint) is not None)
         self._monitors[endpoint].retire()
-        serves = known.phase is ResidencyPhase.UP
+        serves = known.phase is ResidencyPhase.UP or now < known.settles_at
         known.enter(ResidencyPhase.LEAVING, now)
+        known.settles_at = max(known.settles_at, now + SETTLE)
         if not serves:
             self._end(endpoint, known)
 
@@ -195,7 +201,7 @@ class EngineDemand:
                 known.enter(ResidencyPhase.UP, now)
                 known.failures = 0
                 self._tell(endpoint, known, None, now)
-            case ResidencyPhase.LEAVING if not known.ended and not engine.busy and now >= known.since + SETTLE:
+            case ResidencyPhase.LEAVING if not known.ended and not engine.busy and now >= known.settles_at:
                 self._end(endpoint, known)
             case ResidencyPhase.STOPPED if monitor.state not in _LEFT:
                 monitor.retire()

@@ -15,7 +15,7 @@ from gateway.admission.events import (
     ResidencyPhase,
 )
 from gateway.admission.policy import Policy
-from gateway.app.engine_demand import LOOK, SETTLE, EngineDemand
+from gateway.app.engine_demand import LOOK, SETTLE, TAKEN_OVER, EngineDemand
 from gateway.config.engine import OnDemand
 from gateway.endpoints.health import State
 from gateway.pools.launcher import EngineNews
@@ -140,6 +140,22 @@ def test_what_is_on_an_engine_that_ran_before_its_owner_is_not_cut_off():
     assert world.asked == [("end", A)]
 
 
+def test_what_a_late_front_has_on_an_engine_that_ran_before_its_owner_is_not_cut_off():
+    world = World()
+    world.hear(A, ResidencyPhase.UP)
+    world.hear(B)
+    world.demand.awaited(0, {"blue": 10.0})
+    world.monitors[A].state = State.UP
+    world.pass_time(TAKEN_OVER - 1)
+    assert world.monitors[A].state is State.STOPPED, "it takes no new ones"
+    world.monitors[A].in_flight = 1
+    world.pass_time(5)
+    assert world.asked == []
+    world.monitors[A].in_flight = 0
+    world.pass_time(LOOK)
+    assert world.asked == [("end", A)]
+
+
 def test_one_that_was_starting_before_its_owner_has_its_cards():
     world = World()
     world.hear(A, ResidencyPhase.STARTING)
@@ -148,7 +164,7 @@ def test_one_that_was_starting_before_its_owner_has_its_cards():
     world.pass_time(1)
     assert world.asked == [], "not even the one that has been waited for longer"
     world.demand.awaited(0, {"blue": 11.0})
-    world.pass_time(LOOK)
+    world.pass_time(TAKEN_OVER)
     assert world.asked == [("end", A)], "a start that nobody waits for gives way"
     world.hear(A)
     world.pass_time(LOOK)
