@@ -83,11 +83,15 @@ def check_config(
     ] = False,
 ) -> None:
     """Check the settings from file and environment, and print those that differ from the defaults, secrets redacted."""
+    from gateway.serve.turns import shared  # noqa: PLC0415 - only who launches engines needs it
+
     settings = loaded({}, config)
     try:
         check(settings)
     except ConfigurationError as error:
         fail(str(error))
+    for line in shared(settings):
+        print(f"# {line}")
     print(yaml.safe_dump(redacted(settings, defaults=everything), sort_keys=False), end="")
 
 

@@ -18,15 +18,17 @@ from gateway.config.settings import Settings
 from gateway.serve.adapters import doubts
 from gateway.serve.hardware import hardware_here
 from gateway.serve.launch import served_name
+from gateway.serve.turns import shared
 
 
 def foreseen(settings: Settings) -> Iterator[str]:
-    """A line for each engine that may not start as described, and each adapter that names another base.
+    """A line for each engine that may not start as described, for GPUs that engines share, and for doubtful adapters.
 
     There is none for engines that cannot be planned.
 
     It changes nothing: an engine starts with the settings and the filled-in arguments.
     """
+    yield from map(str, shared(settings))
     for model in settings.models:
         if model.engine is None or not settings.launches(model):
             continue

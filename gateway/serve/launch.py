@@ -30,6 +30,7 @@ from gateway.serve.adapters import UPDATING, modules, switches
 from gateway.serve.engine_setup import fitted, seats
 from gateway.serve.owner_socket import OwnerSocket
 from gateway.serve.processes import KEY, USAGE_ERROR
+from gateway.serve.turns import with_turns
 
 _GATEWAY_EXTRA_STOP = 10.0
 """Seconds the gateway gets beyond its own time limit for running streams."""
@@ -73,6 +74,7 @@ def programs(
         ConfigurationError: an engine cannot be placed or described.
         SetupError: the engine's environment could not be made, or there is no llama-server.
     """
+    settings = with_turns(settings)
     launched = [model.engine for model in settings.models if model.engine is not None and settings.launches(model)]
     left = [program for program in running if isinstance(program, Engine)]
     placed = iter(seats(launched, gpus(), os.environ, left))

@@ -137,6 +137,11 @@ def test_settings_are_checked_and_what_differs_is_shown_without_secrets(run, tmp
     assert result.exit_code == 0
     models = [{"endpoints": [{"url": "http://a:1/"}]}]
     assert yaml.safe_load(result.stdout) == {"models": models, "auth": {"admin_key": "**********"}}
+    engine = "{model: m, on_demand: true, gpus: [[0]]}"
+    file.write_text(f"models: [{{name: a, engine: {engine}}}, {{name: b, engine: {engine}}}]\n")
+    first, *_ = run("check-config", str(file)).stdout.splitlines()
+    assert first == "# a, b: take turns on GPU 0, of which they would take 184% at once"
+    file.write_text("auth: {admin_key: hidden}\nmodels: [{endpoints: [{url: 'http://a:1'}]}]\n")
     shown = yaml.safe_load(run("check-config", "--all", str(file)).stdout)
     assert shown["admission"]["kv_high"] == 0.9
     assert shown["auth"]["admin_key"] == "**********"

@@ -299,3 +299,12 @@ def test_two_engines_at_one_address_are_refused():
     engine = {"model": "m", "on_demand": True, "at": "h:1"}
     with pytest.raises(ValidationError, match="share an address: h:1"):
         Settings.model_validate({"models": [{"name": name, "engine": engine} for name in "ab"]})
+
+
+def test_engines_on_demand_that_name_one_gpu_are_one_group(monkeypatch):
+    monkeypatch.setattr("gateway.serve.launch.gpus", lambda: (Gpu(0, "card", 80 << 30, 80 << 30),))
+    engine = {"model": "org/m", "on_demand": True, "gpus": [[0]]}
+    models = [{"name": name, "engine": engine} for name in "ab"]
+    _, (gateway,) = programs(Settings.model_validate({"models": models}), PYTHON)
+    known = from_words(word.removeprefix("--launched=") for word in gateway.argv if word.startswith("--launched="))
+    assert [how.group for how in known.values()] == ["GPU 0"] * 2
