@@ -22,6 +22,8 @@ SETTLE = 0.25
 TAKEN_OVER = 5.0
 """Likewise, where an engine ran or started before this process decided: fronts that come late may have requests on it.
 Under load the last one was seen 2.5 s after another owner's death."""
+MISSED = 5.0
+"""Seconds without news of an engine after which that is logged, if a request waits for it."""
 NEWS = 0.5
 """Seconds by which an expected time changes before it is told again."""
 TRIES = 2
@@ -30,6 +32,7 @@ MOST_REST = 60.0
 """Seconds: the longest rest after starts that failed."""
 _DOUBLINGS = 99
 """Most of it that are computed: 1024 are no float any more, and a weekend has time for as many starts."""
+_LAUNCH = "the gateway whose `tier.advertise` has this host launches it, and cannot be reached, or there is none"
 _LEFT = frozenset({State.STOPPED, State.DRAINING})
 _log = structlog.get_logger("kvgate.engines")
 
@@ -43,6 +46,8 @@ class _Known:
         """Until its parent has said what it does, it may run: so nothing is started in its place."""
         self.heard = False
         """Whether its parent has said that."""
+        self.missed = False
+        """Whether it was logged that nothing is heard of it."""
         self.leaves = False
         """Whether its parent is about to end it."""
         self.since = self.worked_at = now
@@ -129,7 +134,7 @@ class EngineDemand:
         if known is None:
             return
         known.takes, known.leaves = news.takes, news.leaves
-        first, known.heard = not known.heard, True
+        first, known.heard, known.missed = not known.heard, True, False
         match news.phase:
             case ResidencyPhase.STOPPED:
                 known.enter(ResidencyPhase.STOPPED, now)
@@ -162,6 +167,9 @@ class EngineDemand:
             if engine is None:
                 continue
             self._advance(endpoint, known, engine, now)
+            if not (known.heard or known.missed) and engine.waits_since is not None and now > known.since + MISSED:
+                known.missed = True
+                _log.error("nobody launches an engine that a request waits for", endpoint=endpoint, help=_LAUNCH)
             if known.leaves and known.phase in {ResidencyPhase.STARTING, ResidencyPhase.UP}:
                 self._retire(endpoint, known, now)
             engines.append(self._engine(endpoint) or engine)

@@ -112,7 +112,8 @@ class EngineSettings(Section):
     )
     group: str | None = Field(
         None,
-        description="With `on_demand`: engines of one group have the same GPUs, and take turns: one runs at a time.",
+        description="With `on_demand`: engines of one group have the same GPUs, and take turns: one runs at a time. "
+        "Where not given, those that name the same `gpus` do so if these do not hold them at once.",
         examples=["card0"],
     )
     at: HostAndPort | None = Field(

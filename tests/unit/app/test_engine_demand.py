@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 
 import pytest
+import structlog
 
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import (
@@ -15,7 +16,7 @@ from gateway.admission.events import (
     ResidencyPhase,
 )
 from gateway.admission.policy import Policy
-from gateway.app.engine_demand import LOOK, SETTLE, TAKEN_OVER, EngineDemand
+from gateway.app.engine_demand import LOOK, MISSED, SETTLE, TAKEN_OVER, EngineDemand
 from gateway.config.engine import OnDemand
 from gateway.endpoints.health import State
 from gateway.pools.launcher import EngineNews
@@ -192,6 +193,18 @@ def test_of_one_that_is_lost_nothing_is_expected_and_nothing_is_started_in_its_p
     told = len(world.told)
     world.pass_time(30)
     assert (world.asked, len(world.told)) == ([("run", A)], told), "who waits is not told of ever later times"
+
+
+def test_that_nobody_launches_one_that_is_waited_for_is_logged_once(world):
+    with structlog.testing.capture_logs() as logs:
+        world.lose(A, B)
+        world.pass_time(MISSED + 1)
+        assert logs == []
+        world.demand.awaited(0, {"red": 0.0})
+        world.pass_time(MISSED + 1)
+    assert [(line["event"], line["endpoint"]) for line in logs] == [
+        ("nobody launches an engine that a request waits for", A)
+    ]
 
 
 @pytest.mark.parametrize("phase", [ResidencyPhase.STARTING, ResidencyPhase.UP])
