@@ -15,6 +15,8 @@ import yaml
 
 from tests.fakes.interpreter import made
 from tests.integration.kvgate import Kvgate, serving
+from tests.integration.one_slot import starts
+from tests.integration.workers import Workers
 from tests.ports import free_port
 from tests.unit.engine.processes import eventually, is_alive
 
@@ -146,6 +148,36 @@ def test_several_workers_ask_one_owner_for_their_engines(launched: Callable[...,
             assert served.ask(model).status_code == 200
             metrics = httpx.get(f"{served.kvgate.url}/metrics", trust_env=False).text
             assert f'kvgate_endpoint_state{{endpoint="{served.state(model)["id"]}",state="up"}} 1.0' in metrics
+
+
+def test_an_owner_that_dies_while_an_engine_starts_is_followed_by_one_that_starts_none_beside_it(
+    launched: Callable[..., Any], tmp_path: Path
+) -> None:
+    with launched(server={"workers": 2}) as served:
+        served.slow.write_text("6")
+
+        async def asked() -> tuple[httpx.Response, int, httpx.Response]:
+            async with httpx.AsyncClient(timeout=PATIENCE, trust_env=False) as client:
+
+                def ask(model: str) -> asyncio.Task[httpx.Response]:
+                    url = f"{served.kvgate.url}/v1/chat/completions"
+                    return asyncio.create_task(client.post(url, json=CHAT | {"model": model}))
+
+                first = ask("red")
+                assert await asyncio.to_thread(eventually, served.starts)
+                blue = ask("blue")
+                await asyncio.sleep(0.3)
+                red = ask("red")
+                await asyncio.sleep(0.3)
+                first.cancel()  # the next owner hears that the other engine has been waited for longer
+                await asyncio.sleep(0.3)
+                os.kill(Workers(served.kvgate, tmp_path, []).owner(), signal.SIGKILL)
+                answer = await red
+                return answer, starts(served.kvgate), await blue
+
+        red, until_then, blue = asyncio.run(asked())
+        assert (red.status_code, until_then, blue.status_code) == (200, 1, 200)
+        assert len(served.starts()) == 1
 
 
 def is_stopped(served: Served) -> bool:
