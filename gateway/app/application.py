@@ -370,7 +370,7 @@ class Application:
         model = self._metrics.model(name)
 
         def targets() -> list[Target]:
-            return [self._reached.target(endpoint) for endpoint in pool.in_turn()]
+            return [self._reached.target(endpoint) for endpoint in pool.in_turn(self._clock())]
 
         def drifted(drift: Drift) -> None:
             model.drifted(drift.counted - drift.reported)

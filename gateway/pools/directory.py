@@ -5,9 +5,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from gateway.admission.events import EndpointId, RequestId
+from gateway.admission.tuning import TUNING
 from gateway.config.settings import ModelSettings
 from gateway.endpoints.identity import Identity
 from gateway.pools.admission import Admission
@@ -39,6 +41,8 @@ class Endpoint:
         on_demand: whether its engine starts when a request waits for it.
         ready_at: when that is expected to be up, by the loop's clock; None if not known, or if it is up.
         failures: how often that did not start.
+        broken: requests without admission that it failed on since it last answered one.
+        spared_until: when it gets one of these again, if it failed on several.
     """
 
     id: EndpointId
@@ -54,11 +58,25 @@ class Endpoint:
     on_demand: bool = False
     ready_at: float | None = None
     failures: int = 0
+    broken: int = 0
+    spared_until: float = -inf
 
     @property
     def kind(self) -> EngineKind:
         """What engine it is; a vLLM until it was reached."""
         return VLLM if self.identity is None else KINDS[self.identity.kind]
+
+    def note_answer(self, now: float, *, failed: bool) -> None:
+        """Note how it answered a request without admission."""
+        self.broken = self.broken + 1 if failed else 0
+        self.spared_until = now + TUNING.failing_span
+
+    def fails(self, now: float) -> bool:
+        """Whether it fails on requests without admission and gets none now, by the core's rule `failing`.
+
+        As it fails at once, it would have the fewest, and get all that come.
+        """
+        return self.broken >= TUNING.failing_after and (now < self.spared_until or self.relayed > 0)
 
     @contextmanager
     def relaying(self, request: RequestId) -> Iterator[None]:
@@ -150,17 +168,21 @@ class Pool:
         """How often an engine that was to start for a request did not."""
         return sum(endpoint.failures for endpoint in self.endpoints.values())
 
-    def in_turn(self) -> list[Endpoint]:
+    def in_turn(self, now: float) -> list[Endpoint]:
         """The healthy endpoints for a request without admission, that with the fewest of these first.
 
-        Those with equally many take turns. One on trial that has a request comes last.
+        Those with equally many take turns. One that fails comes last, after one on trial that has a request.
         """
         healthy = self.healthy()
         if len(healthy) < 2:  # noqa: PLR2004  # nothing to choose
             return healthy
         self._turn += 1
         start = self._turn % len(healthy)
-        return sorted(healthy[start:] + healthy[:start], key=lambda e: (e.relayed > 0 and e.watch.on_trial, e.relayed))
+
+        def rank(endpoint: Endpoint) -> tuple[bool, bool, int]:
+            return endpoint.fails(now), endpoint.relayed > 0 and endpoint.watch.on_trial, endpoint.relayed
+
+        return sorted(healthy[start:] + healthy[:start], key=rank)
 
 
 class NotStartedError(Exception):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from http import HTTPStatus
 
 from gateway.admission.events import Back, EndpointId
 from gateway.admission.outcomes import Outcome
@@ -18,9 +19,11 @@ from gateway.relay.plane import Plane
 from gateway.relay.reading import read
 from gateway.relay.stored import stored
 from gateway.relay.upstream import Answer, Headers, UpstreamError
+from gateway.wire.engine_kinds import Meaning
 from gateway.wire.form import form_model, is_form
 from gateway.wire.passing_usage import PassingUsage
 from gateway.wire.request import relayed_model
+from gateway.wire.stream import error_message
 
 _TRIES = 2
 _BYTES_PER_TOKEN = 4
@@ -64,8 +67,13 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload
             came_up = bool(pool.healthy())
             async with _place(plane, exchange, pool, size) as leave:
                 if pool.healthy():
+
+                    def offered() -> list[Endpoint]:
+                        return pool.in_turn(plane.clock())
+
+                    pool.retries.sent(plane.clock())
                     return await _pass(
-                        plane, scope, exchange, payload, pool.in_turn, on_answer=leave, prompt_tokens=prompt_tokens
+                        plane, scope, exchange, payload, offered, on_answer=leave, prompt_tokens=prompt_tokens
                     )
         again = retry_after(pool.endpoints.values())
         raise RefusedError(Outcome.NO_ENDPOINT, "No endpoint is ready to serve this model.", retry_after=again)
@@ -152,6 +160,12 @@ async def _pass(
                 endpoint.watch.failed(str(error))
                 reason = str(error)
                 continue
+            others = len(tried) < _TRIES and any(other.id not in tried for other in offered())
+            if _failed(plane, endpoint, answer.status, piece) and others and _may_retry(plane, endpoint.pool):
+                answer.close()
+                exchange.unanswered(Back.FAILED)
+                reason = f"it answered {answer.status}"
+                continue
             if not is_stream(answer.headers):  # behind a stream, the engine is still at work
                 on_answer()
             try:
@@ -159,6 +173,27 @@ async def _pass(
             finally:
                 answer.close()
     return await exchange.refuse(Outcome.UPSTREAM_ERROR, f"The endpoint did not answer: {reason}.")
+
+
+def _failed(plane: Plane, endpoint: Endpoint, status: int, piece: bytes) -> bool:
+    """Whether an answer, by its status and its first piece, is a failure of its endpoint; that is noted."""
+    means = endpoint.kind.meaning(status, error_message(piece)) if status >= HTTPStatus.BAD_REQUEST else None
+    of_request = status == HTTPStatus.NOT_IMPLEMENTED or means in {Meaning.BUSY, Meaning.INVALID}
+    failed = (status >= HTTPStatus.INTERNAL_SERVER_ERROR and not of_request) or means is Meaning.FAILED
+    if failed:
+        endpoint.watch.failed(f"it answered {status}", dead=means is Meaning.DEAD)
+    if failed or status < HTTPStatus.BAD_REQUEST:
+        endpoint.note_answer(plane.clock(), failed=failed)
+    return failed
+
+
+def _may_retry(plane: Plane, pool: Pool | None) -> bool:
+    """Take a retry from the pool's budget; False if there is none left."""
+    if pool is None:
+        return False
+    sent = pool.retries.take(plane.settings.upstream.retry_share, plane.clock())
+    plane.metrics.model(pool.name).retried(sent=sent)
+    return sent
 
 
 async def _watched(

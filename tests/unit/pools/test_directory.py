@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.admission.events import EndpointId, RequestId
+from gateway.admission.tuning import TUNING
 from gateway.config.settings import ModelSettings
 from gateway.endpoints.identity import Identity
 from gateway.pools.directory import Directory, Endpoint, NotStartedError, Pool, StoredResponse
@@ -210,10 +211,29 @@ async def test_relayed_requests_take_turns(world):
     firsts = []
     for _ in range(6):
         await world.directory.wait_for_endpoint(pool)  # to look is not to take a turn
-        firsts.append(pool.in_turn()[0].id)
+        firsts.append(pool.in_turn(0.0)[0].id)
     assert sorted(firsts) == ["a", "a", "b", "b", "c", "c"]
     world.directory.down(endpoints[1].id)
-    assert {endpoint.id for endpoint in pool.in_turn()} == {"a", "c"}
+    assert {endpoint.id for endpoint in pool.in_turn(0.0)} == {"a", "c"}
+
+
+async def test_an_endpoint_that_fails_on_what_is_relayed_comes_last_and_gets_one_after_a_while(world):
+    a, b = (world.add(name) for name in "ab")
+    for endpoint in (a, b):
+        world.up(endpoint, identity("m"))
+
+    def firsts(now):
+        return {a.pool.in_turn(now)[0].id for _ in range(4)}
+
+    for _ in range(TUNING.failing_after):
+        assert firsts(10.0) == {"a", "b"}
+        a.note_answer(10.0, failed=True)
+    assert firsts(10.0) == {"b"}
+    assert firsts(10.0 + TUNING.failing_span) == {"a", "b"}
+    with a.relaying(1), b.relaying(2), b.relaying(3):
+        assert firsts(10.0 + TUNING.failing_span) == {"b"}
+    a.note_answer(20.0, failed=False)
+    assert firsts(20.0) == {"a", "b"}
 
 
 async def test_the_endpoint_with_the_fewest_relayed_requests_comes_first_and_one_on_trial_gets_one(world):
@@ -222,11 +242,11 @@ async def test_the_endpoint_with_the_fewest_relayed_requests_comes_first_and_one
         world.up(endpoint, identity("m"))
     pool = a.pool
     with a.relaying(1), a.relaying(2), b.relaying(3):
-        assert [[e.id for e in pool.in_turn()] for _ in range(2)] == [["b", "a"]] * 2
+        assert [[e.id for e in pool.in_turn(0.0)] for _ in range(2)] == [["b", "a"]] * 2
         b.watch.on_trial = True
-        assert [e.id for e in pool.in_turn()] == ["a", "b"]
+        assert [e.id for e in pool.in_turn(0.0)] == ["a", "b"]
     with a.relaying(4):
-        assert [e.id for e in pool.in_turn()] == ["b", "a"], "it has none yet"
+        assert [e.id for e in pool.in_turn(0.0)] == ["b", "a"], "it has none yet"
     assert (a.relayed, b.relayed) == (0, 0)
 
 

@@ -6,11 +6,13 @@ import tracemalloc
 import pytest
 
 from gateway.admission.events import EndpointId
+from gateway.admission.tuning import TUNING
 from gateway.pools.directory import StoredResponse
 from gateway.relay.client_identity import Client, Clients
 from gateway.relay.upstream import ConnectionLostError
 from gateway.wire.request import INLINE_BYTES
 from tests.fakes.plane import TOKEN, FakePlane, Reply, stream
+from tests.fakes.vllm.shapes import BUSY
 
 pytestmark = pytest.mark.usefixtures("hurried")
 
@@ -106,6 +108,55 @@ async def test_one_that_fails_is_tried_elsewhere_once(plane):
     assert failures == [str(LOST)] * 3
 
 
+BROKEN = b'{"error":{"message":"it broke"}}'
+BUSY_NOW = json.dumps({"error": {"message": BUSY.message, "code": 503}}).encode()
+
+
+async def test_an_endpoints_error_is_tried_elsewhere_and_the_last_one_is_passed_on(plane):
+    first, last = Reply(BROKEN, status=500), Reply(b"no", status=502)
+    plane.replies.extend([first, last])
+    client = await ended(ask(plane))
+    assert (client.status, client.body, plane.lines[0]["outcome"]) == (502, b"no", "endpoint_refused")
+    assert (first.closed, last.closed) == (True, True)
+    assert {base_url for base_url, *_ in plane.sent} == {"http://a", "http://b"}
+    told = [failure for name in "ab" for failure in plane.watch(name).failures]
+    assert sorted(told) == [("it answered 500", {"dead": False}), ("it answered 502", {"dead": False})]
+
+
+@pytest.mark.parametrize(("status", "body"), [(400, BROKEN), (501, BROKEN), (503, BUSY_NOW)])
+async def test_an_error_of_the_request_or_of_a_busy_engine_is_passed_on_at_once(plane, status, body):
+    plane.replies.append(Reply(body, status=status))
+    client = await ended(ask(plane))
+    assert (client.status, client.body) == (status, body)
+    assert plane.watch("a").failures == plane.watch("b").failures == []
+
+
+async def test_one_that_fails_on_all_is_spared_and_tried_again(plane, monkeypatch):
+    """It answers at once, so it has the fewest: it got all that came."""
+    fails, asked = {"http://a"}, []
+
+    async def send(base_url, *_request):
+        asked.append(base_url)
+        return Reply(BROKEN, status=500) if base_url in fails else Reply(0.1, b"{}")
+
+    monkeypatch.setattr(plane, "send", send)
+    for _ in range(30):
+        assert {client.status for client in await asyncio.gather(*[ended(ask(plane)) for _ in range(4)])} == {200}
+    assert asked.count("http://a") <= TUNING.failing_after + 3
+    fails.clear()
+    asked.clear()
+    await asyncio.sleep(TUNING.failing_span)
+    for _ in range(30):
+        await asyncio.gather(*[ended(ask(plane)) for _ in range(4)])
+    assert asked.count("http://a") > 50, "it has its part of 120 again"
+
+
+async def test_errors_that_are_tried_elsewhere_are_some_of_all(hurried):
+    plane = FakePlane("a", "b", upstream={"retry_share": 0.0})
+    plane.replies.append(Reply(BROKEN, status=500))
+    assert (await ended(ask(plane))).status == 500
+
+
 async def test_one_that_does_not_answer_in_time_is_tried_nowhere_else(plane, monkeypatch):
     async def send(*_request):
         await asyncio.Event().wait()
@@ -169,9 +220,9 @@ async def test_an_error_is_no_progress(plane):
     assert [(plane.watch(name).on_it, plane.watch(name).progress) for name in "ab"] == [(set(), 0)] * 2
 
 
-@pytest.mark.parametrize(("status", "unanswered"), [(400, 0), (422, 0), (500, 0), (504, 1)])
+@pytest.mark.parametrize(("status", "unanswered"), [(400, 0), (422, 0), (500, 0), (504, 2)])
 async def test_one_that_an_engine_refused_was_not_left_unanswered(plane, status, unanswered):
-    plane.replies.append(Reply(b"{}", status=status))
+    plane.replies.extend([Reply(b"{}", status=status)] * 2)
     await ended(ask(plane, path=EMBED))
     assert sum(plane.watch(name).unanswered for name in "ab") == unanswered
 
@@ -468,11 +519,12 @@ async def test_nobody_steps_forward(plane, priority, status):
 # Stored responses.
 
 
-async def test_a_response_is_asked_for_where_it_was_made(plane):
+@pytest.mark.parametrize("status", [200, 500])
+async def test_a_response_is_asked_for_where_it_was_made(plane, status):
     plane.directory.remember_response("resp_1", StoredResponse(EndpointId("b"), "m"))
-    plane.replies.append(Reply(b"{}"))
+    plane.replies.append(Reply(b"{}", status=status))
     client = await ended(ask(plane, b"", "/v1/responses/resp_1/input_items", method="GET"))
-    assert (client.status, plane.sent[0][:3]) == (200, ("http://b", "GET", "/v1/responses/resp_1/input_items"))
+    assert (client.status, plane.sent[0][:3]) == (status, ("http://b", "GET", "/v1/responses/resp_1/input_items"))
 
 
 async def test_a_response_of_a_model_that_its_key_may_not_use_is_not_known(plane):
