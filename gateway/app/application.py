@@ -393,6 +393,7 @@ class Application:
             self._counting,
             self._tokenizers,
             EngineCounter(targets, lambda: self._settings.health.timeout),
+            up=lambda: [endpoint.base_url for endpoint in pool.healthy()],
             on_drift=drifted,
             on_switch=switched,
             on_return=returned,

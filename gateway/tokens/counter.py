@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -88,6 +88,7 @@ class ModelCounter:
         tokenizers: Tokenizers,
         engine: EngineCounter,
         *,
+        up: Callable[[], Collection[str]],
         on_drift: Callable[[Drift], None],
         on_switch: Callable[[str], None],
         on_return: Callable[[str], None],
@@ -105,6 +106,7 @@ class ModelCounter:
             pool: shared with other models; its maker closes it.
             tokenizers: those of the pool. A loaded one is used at once.
             engine: asks its endpoints.
+            up: base URLs of the endpoints that are up.
             on_drift: called for each count that `usage` contradicts.
             on_switch: called with the reason each time requests are counted otherwise from then on.
             on_return: called with the requests each time they are counted here again.
@@ -118,6 +120,7 @@ class ModelCounter:
         self._source = source
         self._pool = pool
         self._engine = engine
+        self._up = up
         self._on_drift = on_drift
         self._on_switch = on_switch
         self._on_return = on_return
@@ -436,7 +439,7 @@ class ModelCounter:
 
     def _trust(self, api: Api) -> "_Trust":
         """What of an API's requests may be counted here."""
-        up = frozenset([target.url for target in self._engine.targets()])
+        up = frozenset(self._up())
         found = self._trusts.get((api, up))
         if found is None:
             reports = {url: self._reports[url] for url in up if url in self._reports}

@@ -284,6 +284,7 @@ async def counter_of(
         asked = EngineCounter(lambda: (target,), lambda: 60)
         counter = ModelCounter(
             *(MODEL, source, pool, Tokenizers(pool), asked),
+            up=lambda: (target.url,),
             on_drift=pytest.fail,
             on_switch=lambda _: None,
             on_return=pytest.fail,

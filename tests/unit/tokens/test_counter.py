@@ -122,6 +122,7 @@ def made(pool: CountingPool, tokenizer_folder: Path) -> Any:
             pool,
             Tokenizers(pool),
             EngineCounter(lambda: (engine.target,) if engine.listed else (), lambda: 5),
+            up=lambda: (engine.target.url,) if engine.listed else (),
             on_drift=counted.drifts.append,
             on_switch=counted.switches.append,
             on_return=counted.returns.append,
