@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from gateway.admission.events import Back, EndpointId, RequestId, Verdict
 from gateway.admission.outcomes import Outcome
@@ -50,16 +51,14 @@ _LAST_EVENT_TIMEOUT = 5.0
 """Seconds a client gets to take the error that ends its answer: the request's own timer has run out by then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """The client has its answer, or as much of it as it will get. `verdict`: how the request left the endpoint."""
 
     outcome: Outcome
     verdict: Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Retryable:
+class Retryable(msgspec.Struct, frozen=True):
     """Nothing of an answer has reached the client: `generate.py` may send the request again.
 
     Attributes:
@@ -75,8 +74,7 @@ class Retryable:
     live_error: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(msgspec.Struct, frozen=True):
     """The request as the endpoint gets it.
 
     Attributes:

@@ -2,8 +2,9 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+
+import msgspec
 
 from gateway.relay.asgi import Scope, header
 from gateway.relay.headers import bearer
@@ -18,8 +19,7 @@ class UnknownKeyError(Exception):
     """Keys are configured and the client presented none of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Client:
+class Client(msgspec.Struct, frozen=True):
     """A caller.
 
     Attributes:

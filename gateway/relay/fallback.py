@@ -7,7 +7,6 @@ without them, with the time to come back that its own model told.
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
 
 from msgspec import structs
 
@@ -108,7 +107,7 @@ async def _by_another(
             continue
         exchange.count = exchange.demand = exchange.max_tokens = exchange.endpoint = None
         model = fallback.model or asked.request.model
-        tried = replace(asked, request=structs.replace(asked.request, model=model))
+        tried = structs.replace(asked, request=structs.replace(asked.request, model=model))
         try:
             if fallback.model is None:
                 payload.replace(payload.given)

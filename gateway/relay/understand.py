@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Container
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+import msgspec
 from msgspec import structs
 
 from gateway.admission.events import Arrived, Demand, RequestId
@@ -29,8 +30,7 @@ class UncountedError(RefusedError):
     """The engine must count the prompt, and no engine is up to do it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """A request that was read, before a model is found for it.
 
     Attributes:
@@ -46,8 +46,7 @@ class Asked:
     ttft_target: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """A request in the core's terms.
 
     Attributes:

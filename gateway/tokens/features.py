@@ -1,9 +1,10 @@
 """The features of a request that engines of different versions and settings turn into different prompts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+import msgspec
 
 from gateway.tokens.message_shape import BILLING_HEADER
 from gateway.tokens.normalise import ChatPrompt, TextPrompt
@@ -34,8 +35,7 @@ class Feature(StrEnum):
 ALL = frozenset(Feature)
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(msgspec.Struct, frozen=True):
     """The kind of a request; of low cardinality."""
 
     api: Api

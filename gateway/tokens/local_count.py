@@ -7,6 +7,7 @@ from enum import Enum, auto
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from gateway.admission.events import Prefix
 from gateway.tokens import interruption
@@ -392,7 +393,9 @@ def _brought(
     if Feature.TOOLS not in brought or not _forbids_tools(api, fields):
         return prompts, brought
     if excludes_unused:
-        prompts = [replace(prompt, tools=None) if isinstance(prompt, ChatPrompt) else prompt for prompt in prompts]
+        prompts = [
+            structs.replace(prompt, tools=None) if isinstance(prompt, ChatPrompt) else prompt for prompt in prompts
+        ]
         brought -= {Feature.TOOLS}
     return prompts, brought | {Feature.UNUSED_TOOLS}
 
@@ -403,7 +406,7 @@ def _whole(prompts: Sequence[ChatPrompt | TextPrompt]) -> ChatPrompt | TextPromp
     if isinstance(first, TextPrompt) or len(prompts) == 1:
         return first
     chats = [prompt for prompt in prompts if isinstance(prompt, ChatPrompt)]
-    return replace(first, messages=[message for chat in chats for message in chat.messages])
+    return structs.replace(first, messages=[message for chat in chats for message in chat.messages])
 
 
 def _forbids_tools(api: Api, fields: Mapping[str, Any]) -> bool:

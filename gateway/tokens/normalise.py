@@ -6,8 +6,10 @@ Older engines differ in places; the probes of `gateway.tokens.probes` find that 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
+
+import msgspec
+from msgspec import structs
 
 from gateway.tokens.messages import Json, NeedsEngineError, well_formed
 from gateway.wire.request import MAX_SEQUENCES, InvalidRequestError, truth, whole
@@ -15,8 +17,7 @@ from gateway.wire.request import MAX_SEQUENCES, InvalidRequestError, truth, whol
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Encoding:
+class Encoding(msgspec.Struct, frozen=True):
     """The engine's options for encoding a text."""
 
     add_special_tokens: bool
@@ -34,8 +35,7 @@ class Encoding:
         return max(0, max_model_len - 1) if self.output_budget else max_model_len
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
+class ChatPrompt(msgspec.Struct, frozen=True):
     """A conversation, not yet shaped for a template."""
 
     messages: Sequence[Json]
@@ -46,12 +46,11 @@ class ChatPrompt:
     encoding: Encoding
 
 
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
+class TextPrompt(msgspec.Struct, frozen=True):
     """The prompts of a completions request: texts, or token ids."""
 
     prompts: tuple[str | list[int], ...]
-    encoding: Encoding = field(default_factory=lambda: Encoding(add_special_tokens=True))
+    encoding: Encoding = Encoding(add_special_tokens=True)
 
 
 _EFFORTS = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "max"})
@@ -101,7 +100,7 @@ def batched(fields: Mapping[str, Any]) -> list[ChatPrompt]:
     """
     made = conversations(fields)
     shared = chat_prompt({**fields, "tools": None, "messages": []})
-    return [replace(shared, messages=well_formed_all(messages)) for messages in made]
+    return [structs.replace(shared, messages=well_formed_all(messages)) for messages in made]
 
 
 def conversations(fields: Mapping[str, Any]) -> list[Any]:

@@ -446,8 +446,7 @@ def is_preliminary(data: bytes) -> bool:
     return all(event.startswith(_PRELIMINARY_EVENTS) for event in _BOUNDARY.split(data) if event)
 
 
-@dataclass(frozen=True, slots=True)
-class BodyFacts:
+class BodyFacts(msgspec.Struct, frozen=True):
     """The facts of a complete, non-streaming answer."""
 
     usage: Usage | None

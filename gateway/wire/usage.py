@@ -4,7 +4,6 @@
 """
 
 import re
-from dataclasses import dataclass
 
 import msgspec
 
@@ -16,8 +15,7 @@ _ABSENT = msgspec.Raw(b"null")
 _CACHED = re.compile(rb'"cached_tokens":\s*(\d{1,10})(?!\d)')
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """The engine's count: all tokens of the prompt, cached or not, and all generated tokens.
 
     `cached_tokens`: those of the prompt that it found in its prefix cache; None where it does not say.

@@ -6,12 +6,12 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from gateway.tokens.count import Source
 from gateway.tokens.counter import ModelCounter
@@ -115,6 +115,7 @@ async def counter_of(url: str, source: TokenizerSource) -> AsyncIterator[tuple[M
     async with target_at(url) as target:
         counter = ModelCounter(
             *(MODEL, source, pool, Tokenizers(pool), EngineCounter(lambda: (target,), lambda: 60)),
+            up=lambda: (target.url,),
             on_drift=pytest.fail,
             on_switch=lambda _: None,
             on_return=pytest.fail,

@@ -5,10 +5,10 @@ Each changes one function of the counter; a matrix that is worth its name notice
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.tokens import local_count, message_shape, messages, messages_api, normalise, render, responses_api
 from gateway.tokens.message_shape import ContentFormat, fold_developer

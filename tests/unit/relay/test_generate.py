@@ -2,9 +2,9 @@ import asyncio
 import gc
 import json
 import tracemalloc
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.admission.events import EndpointId, Progress
 from gateway.relay.asgi import Room
