@@ -47,7 +47,7 @@ class Forecast:
         self._ends = [-remaining for remaining in steps]
         """Steps until each end, negated: in ascending order."""
         uses: list[int] = []
-        held, sequences, upto, after = [0], [0], [0], [0]
+        held, sequences, upto, after = [0], [0], [0], [0] * (len(steps) + 1)
         holds = grows = most = 0
         for remaining in steps:
             end = ends[remaining]
@@ -63,12 +63,11 @@ class Forecast:
         self.peak = -(-most // parts)
         """Tokens."""
         most = 0
-        for remaining, use in zip(reversed(steps), reversed(uses), strict=True):
-            with_one = use + remaining * parts
+        for later in range(len(steps) - 1, -1, -1):
+            with_one = uses[later] + steps[later] * parts
             if with_one > most:  # noqa: PLR1730
                 most = with_one
-            after.append(most)
-        after.reverse()
+            after[later] = most
         self._uses = uses
         """Tokens in use at each end."""
         self._held, self._sequences = held, sequences
