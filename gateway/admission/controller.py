@@ -70,7 +70,7 @@ from gateway.admission.view import (
 WITH_RETRY_AFTER = frozenset({*FOR_WANT_OF_ROOM, Outcome.NO_ENDPOINT, Outcome.DRAINING})
 _NONE: AbstractSet[EndpointRecord] = frozenset()
 MOST_WARM = 500
-"""Most flows, and most promises, in a `Warmth`: the owner sends the fronts one each second, for the next owner."""
+"""Most flows, and most promises, in a `Warmth`. The fronts get one each second and keep it for the next owner."""
 POSITIONS_AGE = 0.5
 """Seconds for which positions are kept: computing them for 2,048 waiting requests takes 3 to 5 ms."""
 _OFFER_RESULTS = {
@@ -104,9 +104,8 @@ class AdmissionController:
     """Admission to the endpoints of one model.
 
     Deadlines: while an endpoint is live, a request waits at most its queue budget, which is never over `ttl`. While
-    none is, it waits at most the larger of `no_endpoint_ttl` and twice the time that an engine is expected to take to
-    be up. The clock restarts when the last endpoint goes or the first comes, but the whole wait is at most `ttl` plus
-    the limit for a time without endpoints. The outcome tells whether its budget, `ttl` or `no_endpoint_ttl` ended it
+    none is, it waits at most the larger of `no_endpoint_ttl` and twice an engine's expected time to start. The wait begins
+    anew when the last endpoint goes or the first comes. In all it is at most `ttl` plus that limit. The outcome tells whether its budget, `ttl` or `no_endpoint_ttl` ended it
     (`Waits.overdue`).
     """
 
@@ -125,7 +124,7 @@ class AdmissionController:
         self._offer_due = True
         """Whether the queue is offered after this event: False only if its handler knows that it freed no room."""
         self._all_closed = False
-        """Whether every endpoint was closed when the queue was last offered, and somebody has waited since."""
+        """Whether every endpoint was closed at the last offer; False again once the queue is empty."""
         self._all_closed_until = -inf
         """They stay closed until then, whatever progress is made."""
         self._wake_at = inf
@@ -286,7 +285,7 @@ class AdmissionController:
 
     @property
     def time_may_dispatch(self) -> bool:
-        """Whether time alone may let a waiting request go before the next wake-up, as predictions change with time."""
+        """Whether a waiting request might go before the next wake-up without any event: predictions change with time."""
         return self._queue.depth > 0 and not self._all_closed
 
     # Requests

@@ -51,7 +51,7 @@ class Fallback(NamedTuple):
     pool: str | None
     """The name of its pool; None for a server elsewhere."""
     reason: Outcome
-    """The refusal that the model asked for gave, or would have given."""
+    """Why the requested model refused it, or would have."""
 
 
 _NOBODY = Client("")
@@ -77,14 +77,14 @@ class Exchange:
         max_tokens: the output limit that kvgate set for it.
         endpoint: the last one it was sent to.
         failures: number of endpoints here that failed on it.
-        overhead: seconds from `received` until it was first sent to one, without `waited`.
+        overhead: seconds from `received` to its first dispatch to an endpoint, less `waited`.
         first_event: when the first event of a streamed answer was ready to leave.
         usage: of its answer, as the endpoint says.
         finish_reasons: of its answer, as the endpoint says.
-        waited: seconds in the queue, and for an engine that can count it, over all attempts.
+        waited: seconds, over all attempts, in the queue or for an engine that can count it.
         standing: where its tenant stands with its rates.
         reports_wait: whether its queue time is reported: of every admitted request, and of one refused after a wait.
-        trace: the id of the trace that its client or kvgate keeps of it.
+        trace: id of its trace, kept by its client or by kvgate.
         recorded: what it notes for its spans; None if they are not recorded.
     """
 
@@ -276,7 +276,7 @@ class Reporter:
         usage, fallback = exchange.usage, exchange.fallback
         if usage is None:
             return None if exchange.count is None else exchange.count.tokens
-        if fallback is None or fallback.pool is not None:  # else no endpoint here had to do with it
+        if fallback is None or fallback.pool is not None:  # else a server elsewhere answered
             answering = self._metrics.model(exchange.model if fallback is None else fallback.pool)
             answering.used(usage.prompt_tokens, usage.completion_tokens)
             if (tenant := self._metrics.tenant(exchange.flow)) is not None:

@@ -93,7 +93,7 @@ class Reservation:
         self.uncached = uncached
         """Prompt tokens that are not cached: the engine has to compute them."""
         self.prefill_backlog = 0
-        """Prompt tokens that the engine had yet to compute for streams at its dispatch, its own included."""
+        """Prompt tokens of streams that were still to compute when it was sent, its own included."""
         self.shared = 0
         """Tokens of its prompt that another request in flight also holds."""
         self.phase = _UNCONFIRMED
@@ -102,8 +102,8 @@ class Reservation:
         self.reported = 0
         """Tokens that the relay reported, over all sequences."""
         self.generated = self.limit if holds_limit else 1
-        """Tokens per sequence in its account. It starts at 1, as prefill ends with the first token, or at the limit if
-        the reservation has the limit's blocks from the start."""
+        """Tokens per sequence in its account. It starts at 1, as prefill ends with the first token. If the reservation
+        holds its whole limit, it starts at the limit."""
         self.held, edge = footprint.growth(self.generated)
         """Blocks, including those it shares with others."""
         self.edge: float = edge if edge <= self.limit else inf
@@ -127,8 +127,8 @@ class Ledger:
     """Reservations of one endpoint and their totals, kept up to date: an event costs only what it touches.
 
     The progress of a request is the larger of two counts: the tokens that the relay reported, and those that the decode
-    clock counted. For a stream the clock starts at its first reported token and runs at `stream_pace`. For a request
-    that reports nothing until its end it starts after the endpoint's mean delay of first tokens, and runs at full
+    clock counted. For a stream the clock starts at its first reported token and runs at `stream_pace`. If a request
+    reports nothing until its end, the clock starts after the endpoint's mean delay of first tokens and runs at full
     speed. Every count stops at `max_tokens`.
     """
 
@@ -260,7 +260,7 @@ class Ledger:
         return min(max(reservation.reported, tokens * sequences), reservation.limit * sequences)
 
     def note_step(self, now: float) -> None:
-        """Note progress of any request. It proves a step: what was aborted over `report_span` before is gone."""
+        """Note progress of any request. The engine took a step: it has dropped what was aborted over `report_span` ago."""
         if self._aborting:
             self._release_aborted(TUNING.report_span, now)
 
@@ -312,7 +312,7 @@ class Ledger:
 
     def resume(self, request: RequestId) -> None:
         """Drop the reservation of an aborted request that goes on after all: its caller reserves anew."""
-        for reservation in self._aborting:  # a front that returns lost all its requests at once, so they are the oldest
+        for reservation in self._aborting:  # a returning front lost all of them at once
             if reservation.request == request:
                 self._aborting.remove(reservation)
                 self._drop(reservation)
@@ -320,7 +320,7 @@ class Ledger:
 
     @property
     def next_abort_expiry(self) -> float:
-        """Latest time at which the next aborted request is released; infinity if there is none."""
+        """Time by which the oldest aborted request is released; infinity if there is none."""
         return self._aborting[0].aborted_at + TUNING.abort_bound if self._aborting else inf
 
     def rebase(self, capacity: Capacity) -> None:

@@ -9,7 +9,8 @@ To add a rule, touch these and nothing else; then run `make docs`:
 - here its function, and its row in `RULES`;
 - its setting, if it has one: a field of `Policy` (`gateway/admission/policy.py`), which the rule reads from
   `ask.endpoint.policy`, and one of the same name and default in `AdmissionSettings` (`gateway/config/admission.py`). A
-  setting of each API key goes the way of `kv_share` (`gateway/config/auth.py`);
+  setting of each API key goes the way of `kv_share`: auth.py, admission.py and live.py of `gateway/config`,
+  `app/owner.py`, and lines.py and replay.py of `gateway/record`;
 - a case in `SAY_NO` (`tests/unit/admission/placing/test_rules.py`), where every row is tried.
 
 A rule that throttles a flow has `after=Next.OTHER_FLOWS`: the flow is set aside, and no endpoint is kept for it. Such a
