@@ -39,6 +39,8 @@ _FRONT_BITS = 30
 """Bits of a front's number, drawn at its start: no two fronts of one owner draw the same."""
 _LOOK = 1.0
 """Seconds between two looks at the application's state."""
+_UNSEEN = "unseen"
+"""The state of an endpoint that this process watches no more."""
 
 
 def alone(settings: Settings, listening: Sequence[int] = (), launched: Launched = {}) -> "Application":  # noqa: B006
@@ -144,7 +146,11 @@ async def _converse(application: Served, descriptor: str | None) -> None:
 async def _tell_states(application: Served, supervisor: asyncio.StreamWriter) -> None:
     known: dict[str, str] = {}
     while True:
-        for status in application.endpoints:
+        statuses = application.endpoints
+        for endpoint in known.keys() - {status.id for status in statuses}:  # in a tier another gateway may decide now
+            del known[endpoint]
+            supervisor.write(f"{_UNSEEN} {endpoint}\n".encode())
+        for status in statuses:
             if known.get(status.id) != status.state:
                 known[status.id] = status.state
                 supervisor.write(f"{status.state} {status.id} {' '.join(status.reason.split())}\n".encode())

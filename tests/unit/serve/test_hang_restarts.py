@@ -27,6 +27,7 @@ def watched(patience=60.0):
         ([(100, HUNG), (120, "trial 127.0.0.1:1 tried again"), (150, HUNG)], 160),
         ([(100, HUNG), (120, "up 127.0.0.1:1 it makes progress again"), (150, HUNG)], 210),
         ([(100, HUNG), (120, "up 127.0.0.1:1 it makes progress again")], None),
+        ([(100, HUNG), (120, "unseen 127.0.0.1:1")], None),
         ([(100, HUNG), (120, "asleep 127.0.0.1:1 the engine sleeps")], None),
         ([(100, "trial 127.0.0.1:1 tried again")], None),
         ([(100, "suspect 127.0.0.1:1 the only request on it has had no token for 30 s")], None),
