@@ -104,9 +104,9 @@ class AdmissionController:
     """Admission to the endpoints of one model.
 
     Deadlines: while an endpoint is live, a request waits at most its queue budget, which is never over `ttl`. While
-    none is, it waits at most the larger of `no_endpoint_ttl` and twice an engine's expected time to start. The wait begins
-    anew when the last endpoint goes or the first comes. In all it is at most `ttl` plus that limit. The outcome tells whether its budget, `ttl` or `no_endpoint_ttl` ended it
-    (`Waits.overdue`).
+    none is, it waits at most the larger of `no_endpoint_ttl` and twice an engine's expected time to start. The wait
+    begins anew when the last endpoint goes or the first comes. In all it is at most `ttl` plus that limit. The outcome
+    tells whether its budget, `ttl` or `no_endpoint_ttl` ended it (`Waits.overdue`).
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -285,7 +285,7 @@ class AdmissionController:
 
     @property
     def time_may_dispatch(self) -> bool:
-        """Whether a waiting request might go before the next wake-up without any event: predictions change with time."""
+        """Whether a waiting request might go before the next wake-up without an event: predictions change with time."""
         return self._queue.depth > 0 and not self._all_closed
 
     # Requests

@@ -260,7 +260,7 @@ class Ledger:
         return min(max(reservation.reported, tokens * sequences), reservation.limit * sequences)
 
     def note_step(self, now: float) -> None:
-        """Note progress of any request. The engine took a step: it has dropped what was aborted over `report_span` ago."""
+        """Note progress of any request. It proves a step: what was aborted over `report_span` ago is gone."""
         if self._aborting:
             self._release_aborted(TUNING.report_span, now)
 
