@@ -13,16 +13,19 @@ DEMO := .venv/.demo
 
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test check quick coverage proof wheel format docs site screenshots manifest lock clean
+.PHONY: demo test models check quick coverage proof wheel format docs site screenshots manifest lock clean
 
 demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
 	$(BIN)/kvgate demo --engine $(ENGINE) $(ARGS)
 
+# Four workers on two cores: they wait for engines and clocks half of their time.
 test: $(READY)
+	$(MAKE) --no-print-directory --jobs 2 --output-sync models check
+	$(BIN)/pytest -n 4 --no-loadscope-reorder
+
+models: $(READY)
 	$(BIN)/python -m engine.demo_model smollm2
 	$(BIN)/python -m engine.demo_model random
-	$(MAKE) --no-print-directory check
-	$(BIN)/pytest -n 3 --no-loadscope-reorder
 
 check: $(READY)
 	$(BIN)/ruff format --check .

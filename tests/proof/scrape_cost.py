@@ -30,7 +30,7 @@ from tests.fakes.tokenizer import make_tokenizer
 
 ACCEPT = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2"
 TRACED = b"traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01\r\n"
-STREAMS = 64
+STREAMS = 256
 RATE = 50.0
 SCRAPES = 200
 INTERVAL = 15.0
