@@ -46,6 +46,8 @@ class _Known:
         """Until its parent has said what it does, it may run: so nothing is started in its place."""
         self.heard = False
         """Whether its parent has said that."""
+        self.seemed: State | None = None
+        """What its parent was told of its state."""
         self.missed = False
         """Whether it was logged that nothing is heard of it."""
         self.leaves = False
@@ -155,7 +157,7 @@ class EngineDemand:
         endpoint, now = EndpointId(address), self._clock()
         if (known := self._engines.get(endpoint)) is not None:
             known.enter(ResidencyPhase.LEAVING, now)
-            known.heard, known.ended = False, True
+            known.heard, known.ended, known.seemed = False, True, None
             self._tell(endpoint, known, None, now)
 
     def look(self) -> None:
@@ -202,6 +204,9 @@ class EngineDemand:
     def _advance(self, endpoint: EndpointId, known: _Known, engine: Engine, now: float) -> None:
         """Note what has happened since the last look."""
         monitor = self._monitors[endpoint]
+        if known.heard and monitor.state is not known.seemed:
+            known.seemed = monitor.state
+            self._parent.seems(endpoint, monitor.state, monitor.status.reason)
         if engine.busy or engine.waits_since is not None:
             known.worked_at = now
         match known.phase:

@@ -35,6 +35,10 @@ class Parent(Launcher):
         """Have it end an engine."""
         self._asked.put_nowait(f"{END} {address}")
 
+    def seems(self, address: str, state: str, reason: str) -> None:
+        """Say what is seen of an engine."""
+        self._asked.put_nowait(f"{state} {address} {' '.join(reason.split())}")
+
     async def next_line(self) -> str:
         """What it is to be told next."""
         return await self._asked.get()

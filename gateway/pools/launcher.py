@@ -53,3 +53,7 @@ class Launcher(ABC):
     @abstractmethod
     def end(self, address: str) -> None:
         """Have an engine ended."""
+
+    @abstractmethod
+    def seems(self, address: str, state: str, reason: str) -> None:
+        """Say what is seen of an engine, so that one that hangs is killed and started again."""

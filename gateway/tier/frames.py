@@ -312,6 +312,14 @@ class Launch(_Message, tag=46):
     runs: bool
 
 
+class Seems(_Message, tag=47):
+    """What the owner sees of an engine that the parent of the front launches; see `Launcher.seems`."""
+
+    endpoint: EndpointId
+    state: str
+    reason: str
+
+
 class Gone(_Message, tag=25):
     """An endpoint is not configured any more, and has no requests that the owner knows of."""
 
@@ -402,6 +410,7 @@ FromOwner = (
     | Reigns
     | Starts
     | Launch
+    | Seems
 )
 
 

@@ -13,7 +13,7 @@ import structlog
 
 from gateway.admission.events import EndpointId
 from gateway.pools.launcher import EngineNews, Launcher
-from gateway.tier.frames import Launch
+from gateway.tier.frames import Launch, Seems
 from gateway.tier.seat import Seat
 
 _log = structlog.get_logger("kvgate.tier")
@@ -46,6 +46,11 @@ class Launchers(Launcher):
     def end(self, address: str) -> None:
         """Have an engine ended."""
         self._order(address, runs=False)
+
+    def seems(self, address: str, state: str, reason: str) -> None:
+        """Say what is seen of an engine."""
+        if (way := self._ways.get(address)) is not None:
+            self._say(way.seat, Seems(EndpointId(address), state, reason))
 
     def said(self, seat: Seat, news: EngineNews) -> None:
         """A front tells what an engine does."""

@@ -23,6 +23,7 @@ from gateway.admission.events import (
     Finished,
     Progress,
     RequestId,
+    ResidencyPhase,
     Returned,
     Verdict,
 )
@@ -63,6 +64,7 @@ from gateway.tier.frames import (
     Reigns,
     Report,
     Reported,
+    Seems,
     Sent,
     Starts,
     Surpassed,
@@ -86,7 +88,7 @@ SILENT = 3.0
 """Seconds of silence after which an owner is given up: it may be stopped, with its connections open."""
 PARTED_WITHIN = 1.0
 """Seconds for the owner to take a front's last figures."""
-_ORDERS = frozenset({Sent, Refused, Evacuate, Expire, Launch})
+_ORDERS = frozenset({Sent, Refused, Evacuate, Expire, Launch, Seems})
 """What ends a request, or sends it somewhere, or an engine. In a tier it is obeyed for a time only; see `fence.py`."""
 _NEWS = frozenset({Up, Down, Gone})
 """What an endpoint is like. An owner that is new here says it before a first heartbeat can have come back."""
@@ -203,6 +205,7 @@ class Link:
             Reigns: self._adopt,
             Keep: self._keep,
             Launch: self._launch,
+            Seems: lambda message: self._parent.seems(message.endpoint, message.state, message.reason),
             Report: self._report,
         }
 
@@ -565,6 +568,10 @@ class Link:
     def _launch(self, message: Launch) -> None:
         order = self._parent.run if message.runs else self._parent.end
         order(message.endpoint)
+        if (known := self._launches.get(message.endpoint)) is not None:
+            # What the next owner hears, should the parent not have answered until then.
+            phase = ResidencyPhase.STARTING if message.runs else ResidencyPhase.LEAVING
+            self._launches[message.endpoint] = msgspec.structs.replace(known, phase=phase)
 
     def _report(self, message: Report) -> None:
         self.send(Reported(message.number, self._figures()))

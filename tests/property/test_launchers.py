@@ -9,19 +9,21 @@ from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine.diagnosis.sign import Diagnosis
 from engine.events import BecameReady
+from gateway.admission.events import ResidencyPhase
 from gateway.app.engine_demand import LOOK, EngineDemand
 from gateway.app.parent import END, RUN
 from gateway.config.engine import OnDemand
 from gateway.endpoints.health import State
 from gateway.pools.launcher import EngineNews
 from gateway.serve.engine_attendant import Attendant
-from gateway.tier.frames import Launch
+from gateway.tier.frames import Launch, Seems
 from gateway.tier.launchers import Launchers
 from gateway.tier.seat import Seat
 
@@ -80,7 +82,7 @@ class Front:
         self.launches: dict[str, EngineNews] = {}
         self.seat: Seat | None = None
         self.to_owner: deque[EngineNews] = deque()
-        self.from_owner: deque[Launch] = deque()
+        self.from_owner: deque[Launch | Seems] = deque()
 
 
 class Monitor:
@@ -89,6 +91,7 @@ class Monitor:
     def __init__(self, tier: "Tier", name: str) -> None:
         self._tier, self._name = tier, name
         self.state = State.STARTING
+        self.status = SimpleNamespace(reason="")
         self.passing, self.drained = 0, False
 
     @property
@@ -240,7 +243,13 @@ class Tier(RuleBasedStateMachine):
         assert self.front.seat is not None
         self.owner.launchers.said(self.front.seat, news)
 
-    def _from_owner(self, order: Launch) -> None:
+    def _from_owner(self, order: Launch | Seems) -> None:
+        if isinstance(order, Seems):
+            return
+        if order.endpoint in self.front.launches:
+            phase = ResidencyPhase.STARTING if order.runs else ResidencyPhase.LEAVING
+            known = self.front.launches[order.endpoint]
+            self.front.launches[order.endpoint] = msgspec.structs.replace(known, phase=phase)
         self.front.to_parent.append((RUN if order.runs else END, order.endpoint))
 
     def _to_parent(self, order: tuple[str, str]) -> None:

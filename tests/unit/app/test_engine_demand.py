@@ -29,6 +29,7 @@ class Monitor:
 
     def __init__(self):
         self.state = State.STARTING
+        self.status = SimpleNamespace(reason="no reason")
         self.in_flight = self.passing = 0
         self.drained = False
 
@@ -40,7 +41,7 @@ class Monitor:
         self.state = State.STOPPED
 
     def rouse(self):
-        self.state = State.STARTING
+        self.state = State.STARTING if self.state is State.STOPPED else self.state
 
 
 class World:
@@ -58,8 +59,11 @@ class World:
             drivers={"red": driver},
             driver_of=lambda endpoint: driver if endpoint == A else None,
         )
+        self.seen = []
         parent = SimpleNamespace(
-            run=lambda at: self.asked.append(("run", at)), end=lambda at: self.asked.append(("end", at))
+            run=lambda at: self.asked.append(("run", at)),
+            end=lambda at: self.asked.append(("end", at)),
+            seems=lambda *what: self.seen.append(what),
         )
         follower = SimpleNamespace(starts=lambda *what, failed: self.told.append((*what, failed)))
         how = OnDemand(idle_stop=10.0, group="card")
@@ -273,6 +277,23 @@ def test_one_that_its_parent_will_end_is_left_and_not_started_again_until_it_is_
     world.hear(A)
     world.pass_time(LOOK)
     assert world.asked[2:] == [("run", A)]
+
+
+def test_its_parent_hears_what_is_seen_of_an_engine_as_it_may_hang_elsewhere(world):
+    def seen(seconds=1):
+        world.seen.clear()
+        world.pass_time(seconds)
+        return [(state, reason) for at, state, reason in world.seen if at == A]
+
+    world.demand.awaited(0, {"red": 0.0})
+    assert seen()[-1] == ("starting", "no reason")
+    world.come_up(A)
+    world.monitors[A].state, world.monitors[A].status.reason = State.HUNG, "no progress"
+    assert seen() == [("hung", "no progress")]
+    world.lose(A, B)
+    assert seen() == []
+    world.hear(A, ResidencyPhase.UP)
+    assert seen() == [("hung", "no progress")], "whoever has it now knows nothing"
 
 
 def test_why_one_did_not_start_counts_once_however_often_it_is_told(world):

@@ -8,6 +8,8 @@ async def test_what_is_to_run_and_to_end_is_asked_a_line_each():
     parent.run("127.0.0.1:1")
     parent.end("127.0.0.1:1")
     assert [await parent.next_line(), await parent.next_line()] == ["run 127.0.0.1:1", "end 127.0.0.1:1"]
+    parent.seems("127.0.0.1:1", "hung", "no progress\nfor long")
+    assert await parent.next_line() == "hung 127.0.0.1:1 no progress for long"
 
 
 def test_news_is_taken_and_other_lines_are_left():

@@ -2,7 +2,7 @@ import structlog
 
 from gateway.admission.events import ResidencyPhase
 from gateway.pools.launcher import EngineNews
-from gateway.tier.frames import Launch
+from gateway.tier.frames import Launch, Seems
 from gateway.tier.launchers import Launchers
 from gateway.tier.seat import Seat
 
@@ -21,6 +21,7 @@ class World:
     def orders(self):
         self.launchers.run(AT)
         self.launchers.end(AT)
+        self.launchers.seems(AT, "up", "it answers")
         ordered, self.ordered = self.ordered, []
         return ordered
 
@@ -38,7 +39,8 @@ def test_an_order_goes_to_the_front_that_speaks_for_the_engines_parent():
     assert world.orders() == [], "nobody launches it"
     world.launchers.said(front, news())
     assert world.news == [news()]
-    assert world.orders() == [(front, Launch(AT, runs=True)), (front, Launch(AT, runs=False))]
+    said = [Launch(AT, runs=True), Launch(AT, runs=False), Seems(AT, "up", "it answers")]
+    assert world.orders() == [(front, message) for message in said]
 
 
 def test_a_front_that_has_gone_takes_what_is_known_with_it():
@@ -57,7 +59,7 @@ def test_what_a_front_says_to_which_the_parent_talked_before_does_not_count():
     world.launchers.said(first, news(turn=1))
     assert (world.news, world.lost) == ([news(turn=2)], [])
     world.launchers.left(first)
-    assert [front for front, _ in world.orders()] == [second, second]
+    assert [front for front, _ in world.orders()] == [second] * 3
 
 
 def test_when_the_parent_turns_to_another_front_all_is_taken_anew():
@@ -75,7 +77,7 @@ def test_a_parent_that_was_started_again_counts_from_its_first_turn():
     world.launchers.said(before, news(turn=7))
     world.launchers.left(before)
     world.launchers.said(after, news(turn=1))
-    assert [front for front, _ in world.orders()] == [after, after]
+    assert [front for front, _ in world.orders()] == [after] * 3
 
 
 def test_of_two_gateways_that_launch_one_engine_the_first_one_does():
@@ -85,4 +87,4 @@ def test_of_two_gateways_that_launch_one_engine_the_first_one_does():
         world.launchers.said(second, news(turn=2))
     assert logs[0]["gateways"] == ["10.0.0.7:8500", "10.0.0.8:8500"]
     assert len(world.news) == 1
-    assert [front for front, _ in world.orders()] == [first, first]
+    assert [front for front, _ in world.orders()] == [first] * 3

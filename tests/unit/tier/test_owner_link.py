@@ -53,6 +53,7 @@ from gateway.tier.frames import (
     Reigns,
     Report,
     Reported,
+    Seems,
     Sent,
     ShowState,
     Starts,
@@ -716,7 +717,7 @@ async def test_a_dispatch_without_a_fresh_heartbeat_is_not_obeyed_and_all_is_dec
 
 
 @pytest.mark.parametrize("beats", [0, 1])
-@pytest.mark.parametrize("order", ["refused", "evacuate", "expire", "down", "up", "gone", "launch"])
+@pytest.mark.parametrize("order", ["refused", "evacuate", "expire", "down", "up", "gone", "launch", "seems"])
 async def test_whatever_an_owner_orders_without_a_fresh_heartbeat_is_not_obeyed(member, order, beats):
     await member.follow()
     await member.beat()
@@ -726,6 +727,7 @@ async def test_whatever_an_owner_orders_without_a_fresh_heartbeat_is_not_obeyed(
     member.told.clear()
     orders = {
         "launch": Launch(HERE, runs=False),
+        "seems": Seems(HERE, "hung", "no progress"),
         "refused": Refused(Reject(waiting.request, Outcome.QUEUE_FULL, 1.0)),
         "evacuate": Evacuate(HERE),
         "expire": Expire([flying.request]),
@@ -889,5 +891,17 @@ async def test_what_its_parent_says_of_engines_is_told_once_the_owner_knows_it_a
 
 async def test_its_parent_gets_the_owners_orders(world):
     await world.welcome()
-    world.owner.say(Launch(HERE, runs=True), Launch(HERE, runs=False))
-    assert [await world.parent.next_line(), await world.parent.next_line()] == [f"run {HERE}", f"end {HERE}"]
+    world.owner.say(Launch(HERE, runs=True), Launch(HERE, runs=False), Seems(HERE, "hung", "no progress"))
+    lines = [await world.parent.next_line() for _ in range(3)]
+    assert lines == [f"run {HERE}", f"end {HERE}", f"hung {HERE} no progress"]
+
+
+@pytest.mark.parametrize(("runs", "phase"), [(True, ResidencyPhase.STARTING), (False, ResidencyPhase.LEAVING)])
+async def test_an_order_that_the_parent_has_not_answered_is_known_to_the_next_owner(world, runs, phase):
+    await world.welcome()
+    world.parent.on_news(EngineNews(HERE, ResidencyPhase.STOPPED, 2.0, turn=1))
+    world.owner.say(Launch(HERE, runs=runs))
+    await turns()
+    await world.lose()
+    await world.welcome()
+    assert await world.owner.heard() == [Launches(EngineNews(HERE, phase, 2.0, turn=1))]
