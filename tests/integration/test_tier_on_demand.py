@@ -50,11 +50,13 @@ class Served:
                 "idle_stop": 60,
                 "group": "card",
                 "at": self.at[model],
+                "hung_timeout": 2,
             }
             return {"name": model, "tokenizer": "/nonexistent", "engine": engine}
 
         admission = {"ttft_target": None, "queue": {"no_endpoint_ttl": PATIENCE}}
-        more = {"models": [*map(described, MODELS)], "admission": admission}
+        health = {"interval": 0.2, "timeout": 1, "failures": 2, "hung_after": 3}
+        more = {"models": [*map(described, MODELS)], "admission": admission, "health": health}
 
         def gateway(host: str, workers: int) -> Gateway:
             made = Gateway(folder, "", tier.redis.url, tier.key, at=None, workers=workers, host=host, **more)
@@ -235,3 +237,16 @@ async def test_a_changed_engine_takes_the_place_of_the_one_at_its_address_once_n
     await until(changed)
     assert whole(await long)
     await served.tier.settled(served.launching, served.other)
+
+
+async def test_an_engine_that_hangs_is_started_again_though_another_gateway_decides(served: Served) -> None:
+    await served.owned_by(served.other)
+    assert whole(await served.ask(served.other, "red"))
+    (hung,) = served.alive()
+    os.kill(hung, signal.SIGSTOP)
+
+    async def killed() -> bool:
+        return not is_alive(hung)
+
+    await until(killed)
+    assert whole(await served.ask(served.other, "red"))
