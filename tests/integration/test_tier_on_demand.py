@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 MODELS = ("red", "blue")
 LAUNCHING, OTHER = "127.0.0.2", "127.0.0.3"
 """Hosts of the gateway that launches the engines and of the other one."""
-PATIENCE = 6.0
+PATIENCE = 12.0
 """Seconds for which a request waits for an engine of which nothing is known."""
 TOKENS = 80
 """Of a long answer, which takes four seconds."""
