@@ -160,8 +160,12 @@ async def _pass(
                 endpoint.watch.failed(str(error))
                 reason = str(error)
                 continue
-            others = len(tried) < _TRIES and any(other.id not in tried for other in offered())
-            if _failed(plane, endpoint, answer.status, piece) and others and _may_retry(plane, endpoint.pool):
+            if (
+                _failed(plane, endpoint, answer.status, piece)
+                and len(tried) < _TRIES
+                and any(other.id not in tried for other in offered())  # asked only now: each time is another turn
+                and _may_retry(plane, endpoint.pool)
+            ):
                 answer.close()
                 exchange.unanswered(Back.FAILED)
                 reason = f"it answered {answer.status}"
