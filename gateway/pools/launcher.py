@@ -1,4 +1,4 @@
-"""PURE. Who launches engines, as the process that decides sees it, and what it hears of them."""
+"""PURE. The launcher of engines, as the process that decides sees it, and the news it gives."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class EngineEnded(msgspec.Struct, frozen=True):
 
 
 class Launcher(ABC):
-    """Who launches engines, as the process that decides sees it.
+    """The launcher of engines, as the process that decides sees it.
 
     Attributes:
         on_news: takes what an engine does.

@@ -73,11 +73,14 @@ async def test_once_the_state_the_events_and_the_view_show_the_same_figures():
     assert held == round(endpoint["kv"]["ledger"] * endpoint["kv"]["blocks"])
 
     assert table(ENDPOINTS, viewed)[0] | {"15 min": ""} == printed | {"15 min": ""}
-    moving = {"oldest", "to wait", "waited", "end", "first"}
+    moving = {"oldest", "to wait", "waited", "end", "first", "out"}
     for columns in (FLOWS, REQUESTS):
         still = [column.title for column in columns if column.title not in moving]
         seen, once = ([[row[title] for title in still] for row in table(columns, of)] for of in (viewed, lines))
         assert seen[: len(once)] == once
+    for row, later in zip(requests, table(REQUESTS, viewed), strict=False):  # the decode clock goes on
+        (before, limit), (after, same) = (each["out"].rpartition("/")[::2] for each in (row, later))
+        assert (int(before or 0) <= int(after or 0), limit) == (True, same)
 
 
 async def test_drain_and_explain_reach_a_kvgate_with_a_key():
