@@ -87,14 +87,16 @@ def streaming(port, tokens=4000):
     "command",
     ["serve m", "serve --endpoint http://127.0.0.1:9", "demo", "plan m", "doctor", "simulate --trace t"],
 )
-def test_ctrl_c_while_it_is_being_imported_is_one_line(command, library, tmp_path):
+def test_ctrl_c_while_it_is_being_imported_leaves_no_traceback(command, library, tmp_path):
     environ = {"KVGATE_CACHE": str(tmp_path)}
     with kvgate(*command.split(), environ=environ) as terminal:
         maps = Path(f"/proc/{terminal.process.pid}/maps")
         assert eventually(lambda: library in maps.read_text())
         terminal.press_ctrl_c()
         assert terminal.ended(5) == INTERRUPTED
-        assert terminal.lines == ["kvgate: interrupted"]
+        # A busy machine may have ended the import by then: what the command has said since is no fault.
+        assert terminal.lines[-1] == "kvgate: interrupted"
+        assert not TRACES.search(terminal.text)
 
 
 @pytest.mark.parametrize(
