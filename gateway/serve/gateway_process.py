@@ -136,28 +136,28 @@ async def _converse(application: Served, descriptor: str | None) -> None:
     supervisor.write(f"{READY}\n".encode())
     try:
         async with asyncio.TaskGroup() as talks:
-            talks.create_task(_tell_states(application, supervisor))
-            talks.create_task(_ask_for_engines(application, supervisor))
+            talks.create_task(_watch_states(application))
+            talks.create_task(_tell(application, supervisor))
             talks.create_task(_hear_settings(application, told, supervisor))
     finally:
         supervisor.close()
 
 
-async def _tell_states(application: Served, supervisor: asyncio.StreamWriter) -> None:
+async def _watch_states(application: Served) -> None:
     known: dict[str, str] = {}
     while True:
         statuses = application.endpoints
         for endpoint in known.keys() - {status.id for status in statuses}:  # in a tier another gateway may decide now
             del known[endpoint]
-            supervisor.write(f"{_UNSEEN} {endpoint}\n".encode())
+            application.parent.seems(endpoint, _UNSEEN, "")
         for status in statuses:
             if known.get(status.id) != status.state:
                 known[status.id] = status.state
-                supervisor.write(f"{status.state} {status.id} {' '.join(status.reason.split())}\n".encode())
+                application.parent.seems(status.id, status.state, status.reason)
         await asyncio.sleep(_LOOK)
 
 
-async def _ask_for_engines(application: Served, supervisor: asyncio.StreamWriter) -> None:
+async def _tell(application: Served, supervisor: asyncio.StreamWriter) -> None:
     while True:
         line = await application.parent.next_line()
         supervisor.write(f"{line}\n".encode())

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gateway.app.parent import Parent
 from gateway.serve import gateway_process as process
 
 
@@ -40,12 +41,15 @@ async def test_what_stays_is_collected_once_at_the_start_and_once_for_each_token
 async def test_a_state_that_this_process_sees_no_more_is_taken_back(monkeypatch):
     """In a tier another gateway decides: a hang that this one saw may be over."""
     monkeypatch.setattr(process, "_LOOK", 0.0)
-    told = []
-    application = SimpleNamespace(endpoints=[SimpleNamespace(id="h:1", state="hung", reason="no  progress")])
-    telling = asyncio.create_task(process._tell_states(application, SimpleNamespace(write=told.append)))
+    parent = Parent()
+    application = SimpleNamespace(
+        endpoints=[SimpleNamespace(id="h:1", state="hung", reason="no  progress")], parent=parent
+    )
+    watching = asyncio.create_task(process._watch_states(application))
     for endpoints in (application.endpoints, application.endpoints, [], [], application.endpoints):
         application.endpoints = endpoints
         for _ in range(3):
             await asyncio.sleep(0)
-    telling.cancel()
-    assert told == [b"hung h:1 no progress\n", b"unseen h:1\n", b"hung h:1 no progress\n"]
+    watching.cancel()
+    told = [await parent.next_line() for _ in range(3)]
+    assert [line.rstrip() for line in told] == ["hung h:1 no progress", "unseen h:1", "hung h:1 no progress"]
