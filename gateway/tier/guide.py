@@ -20,6 +20,9 @@ RETRY = 0.1
 """Seconds between two tries to reach the candidate, and of an owner where there is no candidate to ask."""
 BEAT = 0.4
 """Seconds between two words to it."""
+OUT_OF_TOUCH = 3
+"""Looks in a row, one a beat, after which a front is out of touch with its owner. One that was stopped itself has looked
+at nothing meanwhile: its candidate takes the owner for unreachable, but it may be in touch again at once."""
 UNPROVEN = 1.0
 """Seconds before the next try with an owner that did not prove itself."""
 SAID_EVERY = 60.0
@@ -142,6 +145,8 @@ class Guide:
         self._said_at = -SAID_EVERY
         self._hears = False
         """Whether there is a candidate."""
+        self._missed = 0
+        """Looks in a row that found it in touch with no owner."""
         self._tries = 0
 
     @property
@@ -152,7 +157,8 @@ class Guide:
     @property
     def unreachable(self) -> bool:
         """Whether an owner lives elsewhere that cannot be reached: there is nothing to wait for."""
-        return self._hears and self._follow is not None and self._follow.unreachable
+        told = self._hears and self._follow is not None and self._follow.unreachable
+        return told and self._missed >= OUT_OF_TOUCH
 
     @property
     def tier(self) -> TierState | None:
@@ -214,6 +220,7 @@ class Guide:
     async def _report(self, line: Line[Follow], ended: asyncio.Event) -> None:
         while not ended.is_set():
             epoch = self._following()
+            self._missed = 0 if epoch is not None else self._missed + 1
             if epoch is not None and self._follow is not None and not self._follow.here:
                 line.send(Following((epoch.number, epoch.owner)))
             try:

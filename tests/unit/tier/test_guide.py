@@ -171,6 +171,21 @@ async def test_only_a_candidate_that_lives_tells_that_an_owner_is_unreachable(pa
         await until(lambda: not front.guide.unreachable)
 
 
+async def test_a_front_that_was_stopped_first_looks_itself_whether_the_owner_can_be_reached(path):
+    """Its candidate heard nothing of it meanwhile, and takes the owner for unreachable."""
+    async with post_at(path) as (post, heard), front_at(path) as front:
+        front.epoch = Epoch(3, "b")
+        post.tell(follow("b:81"))
+        await until(lambda: heard)
+        front.epoch = None
+        post.tell(follow("b:81", ready=False, unreachable=True))
+        await until(lambda: not front.guide.ready)
+        assert not front.guide.unreachable
+        await until(lambda: front.guide.unreachable)
+        front.epoch = Epoch(3, "b")
+        await until(lambda: not front.guide.unreachable)
+
+
 async def test_the_candidate_hears_again_and_again_of_an_owner_elsewhere(path):
     async with post_at(path) as (post, heard), front_at(path) as front:
         post.tell(follow("b:81"))
