@@ -21,7 +21,7 @@ from engine.plan.llama.planner import WAYS
 from engine.plan.remedies import REMEDIES
 from gateway.admission.decide import REASONS
 from gateway.admission.outcomes import BEYOND_ITS_MODEL, Outcome
-from gateway.admission.placing.rules import RULES
+from gateway.admission.placing.rules import RULES, Rule
 from gateway.config.live import NEEDS, every, inner_section
 from gateway.config.settings import Settings
 from gateway.ops.pictures.broadcast import KEPT, MOST
@@ -313,13 +313,20 @@ def planning() -> str:
 
 def with_rules(page: Path, *, all_of_them: bool) -> str:
     """A page with the table of the admission rules: of the endpoints, and of the pool where it has `all_of_them`."""
-    rows = [(rule.name, rule.says_no) for rule in RULES]
+    rows = [(rule.name, rule.says_no, _on_idle(rule)) for rule in RULES]
     if all_of_them:
-        rows = [*REASONS.items(), *rows]
-    lines = ["", "| rule | meaning |", "|---|---|", *(f"| `{name}` | {meaning} |" for name, meaning in rows), "", ""]
+        rows = [*((name, meaning, "") for name, meaning in REASONS.items()), *rows]
+    head = ["", "| rule | meaning | on an idle endpoint |", "|---|---|---|"]
+    lines = [*head, *(f"| `{name}` | {meaning} | {idle} |" for name, meaning, idle in rows), "", ""]
     begin, end = _RULE_MARKS
     before, _, rest = page.read_text().partition(begin)
     return before + begin + "\n".join(lines) + end + rest.partition(end)[2]
+
+
+def _on_idle(rule: Rule) -> str:
+    if not rule.idle:
+        return ""
+    return "yes, if requests hold their limit there" if rule.measures else "yes"
 
 
 def main() -> None:

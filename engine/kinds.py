@@ -3,7 +3,7 @@
 from engine.llama.kind import LLAMA_SERVER
 from engine.plan.gguf import is_gguf
 from engine.spec import EngineKind
-from engine.vllm import VLLM
+from engine.vllm.kind import VLLM
 
 
 def kind_of(model: str) -> EngineKind:

@@ -7,9 +7,9 @@ CUDA graphs. The user's own arguments stay. A context is shortened only as far a
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.command import KV_SPACE
 from engine.diagnosis.sign import Diagnosis, Kind
 from engine.sequences import fewer
+from engine.vllm.command import KV_SPACE
 
 MOST_TRIES = 3
 """Retries with less after the first start. A large model takes minutes to start."""

@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 from engine.arguments import Arguments
-from engine.command import GIB, KV_SPACE
 from engine.filling import gpus_needed, share_of
 from engine.gpu import Gpu
 from engine.gpu_placement import devices
 from engine.spec import EngineSpec
+from engine.vllm.command import GIB, KV_SPACE
 
 CPU_PROCESSES = 2 * GIB
 """Memory of an engine on a CPU beside its weights and KV cache. API server, engine core and worker take half a GiB each

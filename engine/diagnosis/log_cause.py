@@ -21,9 +21,10 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Reversible, Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.diagnosis import client, serving
-from engine.diagnosis.death import SIGNALS
+from engine.diagnosis import serving
 from engine.diagnosis.sign import Diagnosis, Kind, Sign, Weight
+from engine.diagnosis.signs import client
+from engine.diagnosis.signs.death import SIGNALS
 from engine.diagnosis.table import SIGNS
 from engine.loglines import LogLine, parse
 

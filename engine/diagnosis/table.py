@@ -2,7 +2,8 @@
 
 import re
 
-from engine.diagnosis import (
+from engine.diagnosis.sign import Kind, Sign
+from engine.diagnosis.signs import (
     answers,
     arguments,
     client,
@@ -15,7 +16,6 @@ from engine.diagnosis import (
     service_log,
     tokenizers,
 )
-from engine.diagnosis.sign import Kind, Sign
 
 SIGNS: tuple[Sign, ...] = (
     *arguments.SIGNS,

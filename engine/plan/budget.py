@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from engine.arguments import ArgumentError, Arguments
-from engine.command import KV_SPACE, cpu_kv_gib
 from engine.plan.cards import GIB, Hardware
 from engine.plan.kv import Device, KvLayout, TokenRange
 from engine.plan.overhead import Overhead, Run, Span, cpu_overhead, overhead
@@ -17,6 +16,7 @@ from engine.plan.pages import DTYPE_BYTES, is_known_kv_dtype, resolved_kv_dtype
 from engine.plan.shape import ModelShape
 from engine.plan.traffic import Traffic
 from engine.plan.weights import Weights
+from engine.vllm.command import KV_SPACE, cpu_kv_gib
 
 UTILIZATION = 0.92
 """vLLM's default of `--gpu-memory-utilization` since 0.20 (config/cache.py)."""

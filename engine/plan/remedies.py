@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from engine.command import KV_SPACE
 from engine.plan.budget import CONTEXT_BYTES, p99_length, widest
 from engine.plan.cards import AWQ, BITSANDBYTES, FP8_KV, FP8_NATIVE, FP8_WEIGHTS, GIB
 from engine.plan.remedy import Proposal, Remedy, Situation, Stage
 from engine.plan.shape import Kind
 from engine.plan.traffic import LOW_HIT_RATE
 from engine.sequences import enough
+from engine.vllm.command import KV_SPACE
 
 FREE_MEMORY = "measured free memory"
 """The remedy that `kvgate serve` takes by itself (engine/filling.py)."""

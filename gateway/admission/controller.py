@@ -1,14 +1,14 @@
-"""The admission controller of one model. Only it changes the core's state, and only in `handle`.
+"""The admission controller of one model. It alone changes what the core decides by, and only in `handle`.
 
 A request arrives and enters the queue. After each change, the heads of the queue are offered to the endpoints that can
 take them (`placing/rules.py`), in the order of bands and of fairness between flows. If a rule throttles the flow of a
-head, that flow's requests in its lane are set aside, and the next flow has its turn. An endpoint that declines any
-other head is kept for it: no request of another lane or band goes there, and only a few smaller ones of its lane are
-backfilled.
+head, that flow's requests in its lane are set aside, and the next flow has its turn. Else the endpoint that declines a
+head is kept for it: no request of another lane or band goes there. If the rule allows it, a few smaller ones of its
+lane go first (backfill).
 
-The core refuses a request in three ways, each with a `Reject`: it bars one that may not wait (`decide.barred`), sheds
-one on arrival that would surely wait in vain or finds the queue full (`decide.shed`), and evicts one from the queue, as
-when its deadline passes (`Waits`).
+The core refuses a request in four ways, each with a `Reject`: it bars one that may not wait (`decide.barred`), sheds
+one on arrival that would surely wait in vain or finds the queue full (`decide.shed`), evicts one from the queue, as
+when its deadline passes (`Waits`), and gives up one that failed too often (`max_failures`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -103,9 +103,9 @@ class InFlight:
 class AdmissionController:
     """Admission to the endpoints of one model.
 
-    Deadlines: while an endpoint is live, a request waits at most its queue budget, which is never over `ttl`. While
-    none is, it waits at most the larger of `no_endpoint_ttl` and twice an engine's expected time to start. The wait
-    begins anew when the last endpoint goes or the first comes. In all it is at most `ttl` plus that limit. The outcome
+    Deadlines: while an endpoint is live, a request waits at most its queue budget, which is never over `ttl`. Without
+    a live endpoint it waits at most M, the larger of `no_endpoint_ttl` and twice an engine's expected time to start.
+    Its wait begins anew when the last endpoint goes or the first comes, but is at most `ttl` + M in all. The outcome
     tells whether its budget, `ttl` or `no_endpoint_ttl` ended it (`Waits.overdue`).
     """
 
@@ -172,7 +172,7 @@ class AdmissionController:
         if type(event) is Arrived:
             self._shed(event, now)
         self._offer_due = True  # for the next event
-        throttled = self._pool.throttled_flows  # no room would help their requests: they are no pressure
+        throttled = self._pool.throttled_flows  # more room would not help their requests: no pressure
         if self._queue.depth and not (throttled and self._pool.waiting_throttled() == self._queue.depth):
             self._waits.drain_rate.pressed(now)
         self._announce_wake(now)
@@ -285,7 +285,7 @@ class AdmissionController:
 
     @property
     def time_may_dispatch(self) -> bool:
-        """Whether a waiting request might go before the next wake-up without an event: predictions change with time."""
+        """Whether time alone might let a waiting request go before the next wake-up: predictions change with time."""
         return self._queue.depth > 0 and not self._all_closed
 
     # Requests
@@ -413,7 +413,7 @@ class AdmissionController:
         generated = endpoint.ledger.tokens_so_far(reservation, now) if tokens is None else tokens
         if generated or aborted:
             used = service(request.size, generated)
-        else:  # nothing was generated: no charge, or its expected cost if it completed and told no length
+        else:  # nothing was generated: no charge, or its expected cost if it completed without its length
             used = request.cost if tokens is None and event.verdict is Verdict.DONE else 0.0
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
         self._waits.drain_rate.completed(used, now)
@@ -486,8 +486,8 @@ class AdmissionController:
     def _shed(self, event: Arrived, now: float) -> None:
         """Refuse a new request that no endpoint takes now, if the queue is full or it would wait in vain.
 
-        One that comes back too early is told the same time again. If the queue is full, another request may have to
-        give up its turn (`Waits.gives_way`).
+        One that comes back too early is told the same time again. If the queue is full, another request may be
+        evicted for it (`Waits.gives_way`).
         """
         request = self._requests.get(event.request)
         if request is None or request.arrival is not event or request.state is not _WAITING or event.waited:
@@ -553,7 +553,7 @@ class AdmissionController:
     # Time, the operator, and the queue
 
     def _recount_shares(self) -> None:
-        """Count what is in flight by the shares in force."""
+        """Count again what each flow with a `kv_share` holds."""
         shares = self._kv_shares = self._pool.kv_shares
         if shares.shares:
             for identifier, flight in self._flights.items():
@@ -626,7 +626,7 @@ class AdmissionController:
 
     def _note_closed(self, now: float) -> None:
         live = self._endpoints.live
-        alike = not (live and self._pool.throttling)  # else a flow may be set aside, and the next one asked
+        alike = not (live and self._pool.throttling)  # endpoints answer all flows alike
         self._all_closed_until = all_closed_until(live, now) if alike else -inf
         self._all_closed = self._all_closed_until >= now
 

@@ -18,7 +18,7 @@ from gateway.app.gpus import GpuWatch
 from gateway.app.monitors import Monitors
 from gateway.app.opened import Access
 from gateway.app.parent import Parent
-from gateway.app.pictures import Pictures
+from gateway.app.picture_maker import Pictures
 from gateway.config.engine import Launched
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError

@@ -31,7 +31,7 @@ class Gateway:
         plane: what all requests share.
         reporter: told of every exchange's end.
         admin: health, metrics, state, and the 404 for everything else. May be replaced.
-        record: begins the trace of a request of a route, if its spans are to be recorded.
+        record: begins a request's trace; None where spans are not recorded.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Gateway:
         """Serve one request."""
         if scope["type"] != "http":
             return
-        if scope["method"] == "HEAD":  # as GET, and the server, which has its own scope, leaves out the body
+        if scope["method"] == "HEAD":  # served as GET; the server has its own scope and drops the body
             scope = {**scope, "method": "GET"}
         path: str = scope["path"]
         route = find(scope["method"], path)

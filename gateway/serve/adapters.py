@@ -7,7 +7,7 @@ from typing import Any
 from engine.adapter import DEFAULT_RANK, Adapter, AdapterError, expect_fitting, other_name, rank_for, read_adapter
 from engine.arguments import Arguments
 from engine.spec import EngineKind
-from engine.vllm import VLLM
+from engine.vllm.kind import VLLM
 from gateway.config.adapter import AdapterSettings
 from gateway.config.settings import ModelSettings
 from gateway.config.sources import ConfigurationError

@@ -17,7 +17,7 @@ def main() -> None:
     # In here: a process that counts imports this module again, and needs none of them.
     from gateway.config.engine import from_words  # noqa: PLC0415
     from gateway.config.settings import Settings  # noqa: PLC0415
-    from gateway.serve.gateway_process import alone, front, owner_process  # noqa: PLC0415
+    from gateway.serve.lifetime import alone, front, owner_process  # noqa: PLC0415
     from gateway.serve.running import run_process  # noqa: PLC0415
 
     parser = argparse.ArgumentParser(prog="python -m gateway.serve.child", description=__doc__)

@@ -20,7 +20,7 @@ from gateway.ops.logs import configure, for_people
 from gateway.serve.alone import Alone
 from gateway.serve.checks import check
 from gateway.serve.discovery import Discovery
-from gateway.serve.gateway_process import alone
+from gateway.serve.lifetime import alone
 from gateway.serve.processes import is_cut
 from gateway.serve.running import fail, run_process
 

@@ -20,7 +20,7 @@ from engine.process import free_port
 from engine.program import Engine, Program, Role
 from engine.program_lifecycle import Policy
 from engine.spec import EngineKind, EngineSpec, Sleep
-from engine.vllm import VLLM
+from engine.vllm.kind import VLLM
 from gateway.app.chat_templates import template_of
 from gateway.config.endpoint import EndpointSettings
 from gateway.config.engine import EngineSettings, as_word, host_of

@@ -13,7 +13,7 @@ from gateway.config.sources import ConfigurationError
 from gateway.ops.logs import configure, for_people
 from gateway.relay.server import PortTakenError
 from gateway.serve.alone import Alone
-from gateway.serve.gateway_process import run
+from gateway.serve.lifetime import run
 from gateway.serve.processes import USAGE_ERROR
 from gateway.serve.served import Served
 
@@ -27,7 +27,7 @@ def run_process(
     *,
     supervised: bool = False,
 ) -> int:
-    """Run what `make` makes to its end. Returns the exit code, or exits with one. See `gateway_process.run`."""
+    """Run what `make` makes to its end. Returns the exit code, or exits with one. See `lifetime.run`."""
     configure(settings.log)
     try:
         code: int = uvloop.run(run(make, reloads, supervised=supervised))

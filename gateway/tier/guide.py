@@ -21,8 +21,8 @@ RETRY = 0.1
 BEAT = 0.4
 """Seconds between two words to it."""
 OUT_OF_TOUCH = 3
-"""Looks in a row, one a beat, after which a front is out of touch with its owner. One that was stopped itself has looked
-at nothing meanwhile: its candidate takes the owner for unreachable, but it may be in touch again at once."""
+"""Looks in a row, one a beat, after which a front is out of touch with its owner. One that was stopped itself did not
+look: its candidate takes the owner for unreachable, but the front may reach it again at once."""
 UNPROVEN = 1.0
 """Seconds before the next try with an owner that did not prove itself."""
 SAID_EVERY = 60.0

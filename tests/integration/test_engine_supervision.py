@@ -22,7 +22,7 @@ from engine.program import Program
 from engine.program_lifecycle import Policy
 from engine.spec import EngineSpec
 from engine.supervisor import Supervisor
-from engine.vllm import VLLM
+from engine.vllm.kind import VLLM
 from tests.ports import free_port
 from tests.unit.engine.processes import eventually, is_alive
 
@@ -146,7 +146,7 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from engine.spec import EngineSpec
-from engine.vllm import VLLM
+from engine.vllm.kind import VLLM
 from engine.program_lifecycle import Policy
 from engine.assembly import assembled
 from engine.supervisor import Supervisor

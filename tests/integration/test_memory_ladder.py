@@ -12,7 +12,7 @@ from engine.memory_ladder import Bounds
 from engine.program import Program
 from engine.program_lifecycle import Policy
 from engine.spec import EngineSpec
-from engine.vllm import VLLM
+from engine.vllm.kind import VLLM
 from tests.integration.test_engine_supervision import START, running
 from tests.ports import free_port
 

@@ -17,7 +17,7 @@ import uvloop
 from gateway.app.application import Application
 from gateway.config.settings import Settings
 from gateway.ops.logs import configure
-from gateway.serve.gateway_process import run
+from gateway.serve.lifetime import run
 
 TICK = 0.002
 """Seconds between two looks: so much may have been other work, of no request in particular."""

@@ -15,7 +15,7 @@ FORBIDDEN = frozenset(
     | {"urllib3", "uuid", "uvicorn", "uvloop"}
 )
 ALLOWED = {
-    ("engine.diagnosis.death", "signal"): "names of signals",
+    ("engine.diagnosis.signs.death", "signal"): "names of signals",
     ("engine.diagnosis.log_cause", "signal"): "names of signals",
     ("engine.plan.samples", "prometheus_client"): "its parser",
     ("gateway.endpoints.mistakes", "http"): "names of statuses",

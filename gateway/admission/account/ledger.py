@@ -1,6 +1,6 @@
-"""The ledger of one endpoint's KV cache: the blocks that each request in flight holds now.
+"""The ledger of one endpoint's KV cache: the blocks counted for each request in flight.
 
-Some engines fail every request once their cache is full. There a reservation has the blocks of the request's whole
+Some engines fail every request once their cache is full. On those a reservation has the blocks of the request's whole
 output limit from the start (`Capacity.holds_limit`).
 """
 
@@ -30,9 +30,8 @@ class ReservationPhase(Enum):
     """We closed its connection. Its blocks count until the engine has taken a step, at most `abort_bound` seconds."""
 
 
-_UNCONFIRMED: Final = (
-    ReservationPhase.UNCONFIRMED
-)  # a constant: in Python 3.11 each access to an enum member is a function call, and this path is hot
+# Constants: in Python 3.11 each access to an enum member is a function call, and this path is hot.
+_UNCONFIRMED: Final = ReservationPhase.UNCONFIRMED
 _CONFIRMED: Final = ReservationPhase.CONFIRMED
 
 
@@ -291,7 +290,7 @@ class Ledger:
     def release(self, reservation: Reservation, completion_tokens: int | None, now: float) -> None:
         """Take out a request that ended.
 
-        If it reported nothing, its true length, if known, corrects the mean delay of first tokens.
+        The length of one that reported no token corrects the mean delay of first tokens.
         """
         if not reservation.streamed and not reservation.reported and completion_tokens:
             tokens = -(-completion_tokens // reservation.sequences)
@@ -312,7 +311,7 @@ class Ledger:
 
     def resume(self, request: RequestId) -> None:
         """Drop the reservation of an aborted request that goes on after all: its caller reserves anew."""
-        for reservation in self._aborting:  # a returning front lost all of them at once
+        for reservation in self._aborting:  # few, or in order: a front that returns lost all of its own at once
             if reservation.request == request:
                 self._aborting.remove(reservation)
                 self._drop(reservation)

@@ -4,14 +4,15 @@ Placement, the room that must become free before a request fits, the reasons of 
 documentation's table all come from this table. Endpoints that decline a head are kept for it: other lanes and less
 urgent bands do not get them, unless the rule throttles the head's flow.
 
-To add a rule, touch these and nothing else; then run `make docs`:
+To add a rule, touch these, and run `make docs` for its documentation:
 
 - here its function, and its row in `RULES`;
 - its setting, if it has one: a field of `Policy` (`gateway/admission/policy.py`), which the rule reads from
   `ask.endpoint.policy`, and one of the same name and default in `AdmissionSettings` (`gateway/config/admission.py`). A
   setting of each API key goes the way of `kv_share`: auth.py, admission.py and live.py of `gateway/config`,
   `app/owner.py`, and lines.py and replay.py of `gateway/record`;
-- a case in `SAY_NO` (`tests/unit/admission/placing/test_rules.py`), where every row is tried.
+- a case in `SAY_NO` (`tests/unit/admission/placing/test_rules.py`), where every row is tried. A rule with a setting
+  also gets a policy in `POLICIES` (`tests/property/test_admission.py`), which holds it to the core's invariants.
 
 A rule that throttles a flow has `after=Next.OTHER_FLOWS`: the flow is set aside, and no endpoint is kept for it. Such a
 rule stands at the top of the table: below a rule that keeps endpoints it would come too late. Its `in_force` names its

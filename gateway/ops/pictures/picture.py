@@ -1,8 +1,8 @@
 """PURE. The picture of a gateway at one time, and the changes from one to the next: the data of `/kvgate/events`.
 
-`app/pictures.py` makes it, from the figures of `parts.py`, `history.py` and `digest.py`. Times are seconds since 1970
-on the clock of the process that decides, as is `Picture.at`: ages follow from it without the reader's clock. Shares are
-of 1. No field has text of a prompt or an answer.
+`app/picture_maker.py` makes it, from the figures of `parts.py`, `history.py` and `digest.py`. Times are seconds since
+1970 on the clock of the process that decides, as is `Picture.at`: ages follow from it without the reader's clock.
+Shares are of 1. No field has text of a prompt or an answer.
 """
 
 from typing import Literal

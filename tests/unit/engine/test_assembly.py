@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from engine.assembly import assembled, moved
-from engine.command import KV_SPACE, cpu_kv_gib
 from engine.diagnosis.sign import Diagnosis, Kind
 from engine.host_memory import total_bytes
 from engine.memory_ladder import Bounds
 from engine.program import Engine, Refit, Role
 from engine.program_lifecycle import Policy
 from engine.spec import EngineSpec
-from engine.vllm import VLLM
+from engine.vllm.command import KV_SPACE, cpu_kv_gib
+from engine.vllm.kind import VLLM
 
 
 def spec(model: str) -> EngineSpec:

@@ -1,9 +1,9 @@
 import pytest
 
-from engine.command import KV_SPACE
 from engine.diagnosis.log_cause import diagnose
 from engine.diagnosis.sign import Diagnosis, Kind
 from engine.memory_ladder import LADDER, MOST_TRIES, Bounds, Rung, Stop, arguments, environment, next_rung
+from engine.vllm.command import KV_SPACE
 
 TOO_LONG = (
     "ValueError: To serve at least one request with the model's max seq len (2048), (0.13 GiB KV cache is needed, "

@@ -8,7 +8,7 @@ from engine.memory_ladder import Bounds
 from engine.program import Program, Role
 from engine.program_lifecycle import Policy
 from engine.spec import EngineSpec
-from engine.vllm import VLLM
+from engine.vllm.kind import VLLM
 
 SPEC = EngineSpec(VLLM, "m/0", "org/model", "m", 18000, Path("/venv/bin/python"), env={"TOKEN": "s3cret"})
 

@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.command import GIB
 from engine.gpu import Gpu
 from engine.room import CPU_PROCESSES, shortage
 from engine.spec import EngineSpec
-from engine.vllm import VLLM
+from engine.vllm.command import GIB
+from engine.vllm.kind import VLLM
 
 
 def spec(args):

@@ -6,7 +6,7 @@ import pytest
 from engine.kinds import kind_of
 from engine.llama.kind import LLAMA_SERVER
 from engine.spec import EngineKind, EngineSpec, argv, environment
-from engine.vllm import VLLM
+from engine.vllm.kind import VLLM
 
 KINDS = (VLLM, LLAMA_SERVER)
 

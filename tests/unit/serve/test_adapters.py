@@ -1,6 +1,6 @@
 import pytest
 
-from engine.vllm import VLLM
+from engine.vllm.kind import VLLM
 from gateway.config.settings import ModelSettings
 from gateway.config.sources import ConfigurationError
 from gateway.serve.adapters import check_adapters, doubts, modules, switches

@@ -15,7 +15,7 @@ ROLES = {
     "the command line": ("import gateway.serve.command", ALWAYS_LATER),
     "a gateway": ("import gateway.serve.command, gateway.app.application", ALWAYS_LATER),
     "an owner": (
-        "import gateway.serve.gateway_process, gateway.app.owner_process",
+        "import gateway.serve.lifetime, gateway.app.owner_process",
         ALWAYS_LATER | {"fastapi.applications", "gateway.app.application", "tokenizers"},
     ),
     "one that counts": ("import gateway.__main__, gateway.serve.child", {"gateway.config", "httpx", "pydantic"}),

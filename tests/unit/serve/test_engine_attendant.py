@@ -11,7 +11,7 @@ from engine.diagnosis.sign import Diagnosis
 from engine.events import BecameReady, Crashed, GaveUp
 from engine.program_lifecycle import Policy
 from engine.spec import EngineSpec
-from engine.vllm import VLLM
+from engine.vllm.kind import VLLM
 from gateway.admission.events import ResidencyPhase
 from gateway.app.parent import END, RUN
 from gateway.pools.launcher import EngineNews

@@ -4,12 +4,12 @@ from pathlib import Path
 import pytest
 
 from engine.assembly import assembled
-from engine.command import DEBUG_ENVIRONMENT
 from engine.gpu import Gpu
 from engine.memory_ladder import Bounds
 from engine.program_lifecycle import Policy
 from engine.spec import EngineSpec
-from engine.vllm import VLLM
+from engine.vllm.command import DEBUG_ENVIRONMENT
+from engine.vllm.kind import VLLM
 from gateway.config.engine import EngineSettings
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError

@@ -5,7 +5,7 @@ import pytest
 from engine.assembly import assembled
 from engine.program_lifecycle import Policy
 from engine.spec import EngineSpec
-from engine.vllm import VLLM
+from engine.vllm.kind import VLLM
 from gateway.config.settings import Settings
 from gateway.serve.rollout import Change, fronting, knows, notice
 

@@ -229,9 +229,10 @@ def test_what_would_take_its_flow_over_its_share_is_refused_by_every_endpoint_ev
     shared_out = Policy(kv_shares={"x": 0.5})
     asking = request()
     asking.over_share = 40.0
+    named = {rule.name: rule for rule in RULES}
     for e in (endpoint(shared_out), holding(10, max_num_seqs=1, policy=shared_out)):
         assert declining(e, asking) == "kv_share"
-        assert shortage_of(RULES[0], e, asking, NOW) == 2.5
+        assert shortage_of(named["kv_share"], e, asking, NOW) == 2.5
 
 
 def test_whoever_might_fit_is_asked_next():

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.app.parent import Parent
-from gateway.serve import gateway_process as process
+from gateway.serve import lifetime as process
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine import command, filling, room
+from engine import filling, room
 from engine.arguments import Arguments
 from engine.download import Download
 from engine.filling import Filled
@@ -18,6 +18,7 @@ from engine.plan.checkpoint import read_checkpoint
 from engine.plan.hub import CheckpointError
 from engine.preflight import check_model
 from engine.spec import EngineKind, EngineSpec, Fronted, Sleep
+from engine.vllm import command
 
 _TEMPLATE = "--chat-template"
 

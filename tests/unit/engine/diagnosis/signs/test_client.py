@@ -1,8 +1,8 @@
 import pytest
 
-from engine.diagnosis.client import address
 from engine.diagnosis.log_cause import diagnose, read_log
 from engine.diagnosis.sign import Kind
+from engine.diagnosis.signs.client import address
 
 REFUSED = "httpx.ConnectError: [Errno 111] Connection refused"
 LAST = "openai.APIConnectionError: Connection error."

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.command import GIB, REFUSED_FLAGS, kv_space
 from engine.spec import EngineSpec, argv, environment
-from engine.vllm import VLLM
+from engine.vllm.command import GIB, REFUSED_FLAGS, kv_space
+from engine.vllm.kind import VLLM
 
 
 def spec(*args: str, gpus: tuple[str, ...] = (), env: dict[str, str] | None = None) -> EngineSpec:

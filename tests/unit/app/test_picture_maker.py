@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.admission.events import Arrived, Demand, EndpointUp, Finished, Observed, Progress, RequestId, Verdict
-from gateway.app.pictures import Pictures
+from gateway.app.picture_maker import Pictures
 from gateway.config.settings import Settings
 from gateway.endpoints.health import State
 from gateway.endpoints.totals import Totals

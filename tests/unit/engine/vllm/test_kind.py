@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.command import KV_SPACE, cpu_kv_gib
 from engine.host_memory import total_bytes
 from engine.memory_ladder import Bounds
 from engine.spec import EngineSpec
-from engine.vllm import VLLM
+from engine.vllm.command import KV_SPACE, cpu_kv_gib
+from engine.vllm.kind import VLLM
 
 
 def spec(*args: str) -> EngineSpec:
