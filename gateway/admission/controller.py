@@ -261,6 +261,7 @@ class AdmissionController:
             drained=self._waits.drain_rate.measured(now),
             debts=tuple(islice(self._queue.debts(), MOST_WARM)),
             promises=tuple(islice(self._promises.open(self._queue.tickets, now), MOST_WARM)),
+            learned=self._predictor.learned(),
         )
 
     def next_reports(self, requests: Iterable[RequestId]) -> dict[RequestId, float]:
@@ -543,6 +544,7 @@ class AdmissionController:
         self._predictor.recall(event)
 
     def _warm_up(self, event: Warmth, now: float) -> None:
+        self._predictor.recall(event.learned)
         self._waits.drain_rate.recall(event.drained, now)
         for band, flow, debt in event.debts:
             self._queue.recall(band, flow, debt)

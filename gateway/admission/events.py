@@ -322,6 +322,8 @@ class Warmth:
     """Seconds since it was so."""
     owed: tuple[Owed, ...] = ()
     """By all tenants with limits, over all models; the driver's, not the core's."""
+    learned: Learned = Learned(())
+    """Its output lengths."""
 
 
 @dataclass(frozen=True, slots=True)

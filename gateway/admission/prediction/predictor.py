@@ -35,6 +35,11 @@ class Lengths:
         """All lengths, oldest first; None for an infinite one."""
         return tuple(None if length == inf else int(length) for length in self._recent)
 
+    def clear(self) -> None:
+        """Forget all."""
+        self._recent.clear()
+        self.ordered.clear()
+
     def add(self, length: float) -> None:
         """Add a length, and drop the oldest if there are too many."""
         recent, ordered = self._recent, self.ordered
@@ -83,6 +88,8 @@ class Predictor:
         self._all = Lengths()
         self._guess = list(TUNING.prior_lengths)
         """In order of size."""
+        self._taught = False
+        """Whether it has learned lengths of its own."""
 
     def kind(self, arrival: Arrived) -> Kind:
         """The kind of a request that has arrived. A new kind is remembered."""
@@ -103,6 +110,7 @@ class Predictor:
 
     def learn(self, kind: Kind, tokens: int, max_tokens: int) -> None:
         """Learn that a sequence of this kind ended after `tokens`, with `max_tokens` allowed."""
+        self._taught = True
         length = inf if tokens >= max_tokens else float(tokens)
         kind.own.add(length)
         if kind.everybody is not kind.own:
@@ -120,9 +128,14 @@ class Predictor:
         return Learned(self._all.latest, tuple(outputs[-TOLD:]))
 
     def recall(self, learned: Learned) -> None:
-        """Start from the lengths that another core has learned. Ignored after own lengths were learned."""
-        if self._all.ordered:
+        """Start from the lengths that another core has learned, instead of those recalled before.
+
+        Ignored if there are none, and after own lengths were learned.
+        """
+        if self._taught or not learned.everything:
             return
+        for known in (self._all, *self._lengths.values()):
+            known.clear()
         for length in learned.everything:
             self._all.add(inf if length is None else float(length))
         for like in learned.outputs:

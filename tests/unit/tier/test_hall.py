@@ -10,6 +10,7 @@ from gateway.admission.events import (
     Capacity,
     Declared,
     EndpointId,
+    Learned,
     ResidencyPhase,
     Verdict,
     Warmth,
@@ -268,6 +269,7 @@ async def test_what_an_owner_knew_of_demand_outlives_it(monkeypatch):
     found = late.made[0].controller._promises.find(6, now)
     assert found.due == pytest.approx(now - 0.5 + promise.due, abs=0.1)
     assert found.order < 0
+    assert late.made[0].controller.learned() == warmth_of(keep.warmth).learned != Learned(())
     first.say(Came("m", arrival(7)))
     assert late.load() == (1, 0)
     late.hall.close()

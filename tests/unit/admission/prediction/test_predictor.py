@@ -148,5 +148,14 @@ def test_one_that_has_learned_itself_recalls_nothing():
     assert taught.predict(0.5) == 10
 
 
+def test_what_is_recalled_replaces_what_was_recalled_before():
+    """First come the lengths of a file, then those of the owner that decided until now."""
+    other = Taught()
+    other.predictor.recall(Taught(*[900] * TUNING.lengths_enough).predictor.learned())
+    other.predictor.recall(Taught(*[10] * TUNING.lengths_enough).predictor.learned())
+    other.predictor.recall(Taught().predictor.learned())
+    assert other.predict(0.5) == 10
+
+
 def test_what_is_told_says_nothing_of_who_asked():
     assert "alice" not in repr(Taught(*[10] * TUNING.lengths_enough).predictor.learned())
