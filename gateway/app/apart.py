@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.admission.events import EndpointId
-from gateway.app.opened import Access
+from gateway.app.named_files import Access
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
 from gateway.ops.merged import Figures, own_alone, packed

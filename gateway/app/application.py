@@ -20,7 +20,7 @@ from gateway.admission import controller
 from gateway.admission.events import FRONT_BITS
 from gateway.app.apart import Apart, FrontSpec
 from gateway.app.core import Core
-from gateway.app.opened import Opened, opened
+from gateway.app.named_files import NamedFiles, read_named_files
 from gateway.app.parent import Parent
 from gateway.app.reached import Reached
 from gateway.app.state_view import StateView
@@ -102,8 +102,8 @@ class Application:
         self._metrics = Metrics(gateway.__version__)
         self._metrics.know_tenants(_tenants(settings))
         self._digests = Digests(self._clock)
-        self._opened = opened(settings)
-        self._templates = dict(self._opened.templates)
+        self._files = read_named_files(settings)
+        self._templates = dict(self._files.templates)
         self._directory = Directory(
             self._make_pool, self._verify, self._flights.evacuate, self._flights.expire, self._left
         )
@@ -123,10 +123,10 @@ class Application:
         self._upstream = HttpUpstream(lambda: self._settings.upstream)
         on_demand = [address for address, how in launched.items() if how is not None]
         self._reached = Reached(self._directory, self._upstream, watch=self._core.watch, on_demand=on_demand)
-        self._reached.follow(self._opened.endpoints)
+        self._reached.follow(self._files.endpoints)
         self._plane = Plane(
             settings=settings,
-            clients=self._opened.clients,
+            clients=self._files.clients,
             directory=self._directory,
             flights=self._flights,
             upstream=self._upstream,
@@ -138,7 +138,7 @@ class Application:
             bodies=Room(lambda: self._settings.admission.queue.max_bytes),
             hash_key=new_key() if spec is None else spec.hash_key,
             ids=count(1) if spec is None else count(spec.number << FRONT_BITS),
-            elsewhere=self._reached.elsewhere(self._opened.elsewhere),
+            elsewhere=self._reached.elsewhere(self._files.elsewhere),
         )
         self._broadcast = Broadcast(self._core.picture)
         self._view = StateView(lambda: self._settings, self._directory, self._core)
@@ -149,7 +149,7 @@ class Application:
         if spec is None:
             return Together(
                 self._settings,
-                self._opened.endpoints,
+                self._files.endpoints,
                 self._directory,
                 clock=clock,
                 progressed=progressed,
@@ -165,7 +165,7 @@ class Application:
             progressed=progressed,
             metrics=metrics,
             settings=lambda: self._settings,
-            templates=lambda: self._opened.templates,
+            templates=lambda: self._files.templates,
             digest=self._digests.take,
             parent=self.parent,
         )
@@ -231,7 +231,7 @@ class Application:
             ConfigurationError: a file that the settings name cannot be used. Nothing was changed.
         """
         change = Change.between(self._settings, settings)
-        self._go_by(change.settings, await asyncio.to_thread(opened, change.settings))
+        self._go_by(change.settings, await asyncio.to_thread(read_named_files, change.settings))
         _log.info("settings read again", changed=list(change.live), not_changed=change.told())
         return change
 
@@ -298,7 +298,7 @@ class Application:
             await self._admin_port(scope, receive, send)
 
         applications: list[Any] = [self._gateway, admin_port] if apart else [self._gateway]
-        on_refused, tls = self._metrics.refused_connections.inc, self._opened.tls
+        on_refused, tls = self._metrics.refused_connections.inc, self._files.tls
         sockets = given or bind_all(server)
         clients, *admin = zip(applications, sockets, strict=False)
         loads = None if shared is None else Loads(shared)
@@ -310,11 +310,11 @@ class Application:
             ),
         ]
 
-    def _go_by(self, settings: Settings, found: Opened) -> None:
+    def _go_by(self, settings: Settings, found: NamedFiles) -> None:
         """Put other settings in force, all in one turn of the event loop."""
         before, self._settings = self._settings, settings
         self._metrics.know_tenants(_tenants(settings))
-        had, self._opened = self._opened, found
+        had, self._files = self._files, found
         self._templates.update(found.templates)
         self._plane.settings, self._plane.clients = settings, found.clients
         self._counting.process_bytes = settings.counting.process_bytes
@@ -334,7 +334,7 @@ class Application:
 
     def _admin_apps(self) -> tuple[FastAPI, FastAPI]:
         """The admin applications of the clients' port and of the admin port."""
-        key = self._opened.admin_key
+        key = self._files.admin_key
         if key is None and self._settings.auth.keys:
             _log.warning("clients need keys, but there is no admin_key: nobody can read /metrics and /kvgate/*")
             key = secrets.token_urlsafe()

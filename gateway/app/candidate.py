@@ -12,7 +12,7 @@ from types import MappingProxyType
 import structlog
 
 from gateway.app.deciding import DecidingProcess
-from gateway.app.opened import opened
+from gateway.app.named_files import read_named_files
 from gateway.app.parent import Parent
 from gateway.app.reign import Reign
 from gateway.app.telemetry import Exports
@@ -68,7 +68,7 @@ class Candidate(DecidingProcess):
             raise ConfigurationError("tier: it needs `redis`, `advertise` and `key_file`")
         self._key = key
         self._address = tier.advertise
-        found = opened(settings)
+        found = read_named_files(settings)
         self._endpoints = found.endpoints
         name = secrets.token_hex(8)
         self._election = Election(
@@ -135,7 +135,7 @@ class Candidate(DecidingProcess):
             ConfigurationError: a file that the settings name cannot be used. Nothing was changed.
         """
         change = Change.between(self.settings, settings)
-        found = await asyncio.to_thread(opened, change.settings)
+        found = await asyncio.to_thread(read_named_files, change.settings)
         self.settings, self._endpoints = change.settings, found.endpoints
         self._said = claim(Role.OWNER, self._key, change.settings, found.templates)
         if self._reign is not None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from gateway.admission.events import EndpointId
-from gateway.app.opened import Access
+from gateway.app.named_files import Access
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
 from gateway.ops.merged import Figures

@@ -10,7 +10,7 @@ import structlog
 from gateway.admission.events import EndpointId
 from gateway.app.activity import Activity
 from gateway.app.mixing import Mixing
-from gateway.app.opened import Access
+from gateway.app.named_files import Access
 from gateway.app.questions import Questions
 from gateway.config.settings import Settings
 from gateway.endpoints.monitor import EndpointMonitor

@@ -16,7 +16,7 @@ from gateway.app.decided import decided
 from gateway.app.engine_demand import EngineDemand
 from gateway.app.gpus import GpuWatch
 from gateway.app.monitors import Monitors
-from gateway.app.opened import Access
+from gateway.app.named_files import Access
 from gateway.app.parent import Parent
 from gateway.app.picture_maker import Pictures
 from gateway.config.engine import Launched

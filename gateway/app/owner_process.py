@@ -7,7 +7,7 @@ from types import MappingProxyType
 import structlog
 
 from gateway.app.deciding import DecidingProcess
-from gateway.app.opened import opened
+from gateway.app.named_files import read_named_files
 from gateway.app.parent import Parent
 from gateway.app.reign import Reign
 from gateway.app.telemetry import Exports
@@ -38,7 +38,7 @@ class OwnerProcess(DecidingProcess):
         self.settings = settings
         self._listening = listening
         self.parent = Parent()
-        self._reign = Reign(settings, opened(settings).endpoints, launched, fronts, parent=self.parent)
+        self._reign = Reign(settings, read_named_files(settings).endpoints, launched, fronts, parent=self.parent)
         self._exports = Exports(self._reign.figures, "owner")
         self._server: asyncio.Server | None = None
 
@@ -66,7 +66,7 @@ class OwnerProcess(DecidingProcess):
             ConfigurationError: a file that the settings name cannot be used. Nothing was changed.
         """
         change = Change.between(self.settings, settings)
-        found = await asyncio.to_thread(opened, change.settings)
+        found = await asyncio.to_thread(read_named_files, change.settings)
         self.settings = change.settings
         self._reign.go_by(change.settings, found.endpoints)
         return change

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import httpx
 
 from gateway.admission.events import EndpointId
-from gateway.app.opened import Access
+from gateway.app.named_files import Access
 from gateway.config.settings import Settings
 from gateway.relay.question_transport import QuestionTransport
 from gateway.runtime.background import Background

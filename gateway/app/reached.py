@@ -3,7 +3,7 @@
 from collections.abc import Callable, Container, Mapping
 
 from gateway.admission.events import EndpointId
-from gateway.app.opened import Access
+from gateway.app.named_files import Access
 from gateway.config.fallback import FallbackSettings
 from gateway.pools.directory import Directory, Endpoint
 from gateway.pools.interface import Watch

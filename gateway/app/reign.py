@@ -8,7 +8,7 @@ import structlog
 
 import gateway
 from gateway.admission.events import EndpointId
-from gateway.app.opened import Access
+from gateway.app.named_files import Access
 from gateway.app.owner import Owner
 from gateway.app.parent import Parent
 from gateway.config.engine import Launched

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from gateway.admission.events import EndpointId
-from gateway.app.opened import Access
+from gateway.app.named_files import Access
 from gateway.app.owner import Owner
 from gateway.app.parent import Parent
 from gateway.config.engine import Launched

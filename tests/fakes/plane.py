@@ -9,7 +9,7 @@ from typing import Any
 from gateway.admission.controller import AdmissionController
 from gateway.admission.events import Capacity, EndpointId
 from gateway.admission.limits.tenants import Tenants
-from gateway.app.opened import opened
+from gateway.app.named_files import read_named_files
 from gateway.config.settings import ModelSettings, Settings
 from gateway.endpoints.identity import Identity
 from gateway.ops.metrics import Metrics
@@ -221,7 +221,7 @@ class FakePlane:
         self.metrics = Metrics("0")
         self.plane = Plane(
             settings=self.settings,
-            clients=opened(self.settings).clients if self.settings.auth.keys else Clients({}, None),
+            clients=read_named_files(self.settings).clients if self.settings.auth.keys else Clients({}, None),
             directory=self.directory,
             flights=self.flights,
             upstream=self,

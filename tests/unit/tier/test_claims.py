@@ -1,4 +1,4 @@
-from gateway.app.opened import opened
+from gateway.app.named_files import read_named_files
 from gateway.config.settings import Settings
 from gateway.tier.claims import claim
 from gateway.tier.frames import OLDEST, VERSION
@@ -19,7 +19,7 @@ def differs(one, other):
 
 
 def said(settings, role=Role.OWNER, key=KEY):
-    return claim(role, key, settings, opened(settings).templates)
+    return claim(role, key, settings, read_named_files(settings).templates)
 
 
 def test_a_gateway_says_who_it_is_and_which_messages_it_speaks():

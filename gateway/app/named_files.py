@@ -36,7 +36,7 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class NamedFiles:
     """The content of all files that settings name.
 
     Attributes:
@@ -53,7 +53,7 @@ class Opened:
     tls: ssl.SSLContext | None
 
 
-def opened(settings: Settings) -> Opened:
+def read_named_files(settings: Settings) -> NamedFiles:
     """Read the files that settings name.
 
     Raises:
@@ -82,7 +82,7 @@ def opened(settings: Settings) -> Opened:
         for fallback in model.fallbacks:
             if (server := fallback.elsewhere) is not None:
                 elsewhere[fallback] = access(model, server)
-    return Opened(
+    return NamedFiles(
         Clients(keys, settings.server.trusted_flow_header, hashed, settings.server.trusted_objectives),
         read_secret(settings.auth.admin_key, settings.auth.admin_key_file),
         endpoints,

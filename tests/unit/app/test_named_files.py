@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.app.opened import opened
+from gateway.app.named_files import read_named_files
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
 
@@ -15,9 +15,9 @@ def test_files_are_read_each_time(tmp_path):
     key = tmp_path / "key"
     key.write_text("one")
     given = settings({"api_key_file": key}, admin_key_file=key, keys=[{"name": "n", "key_file": key}])
-    first = opened(given)
+    first = read_named_files(given)
     key.write_text("two")
-    second = opened(given)
+    second = read_named_files(given)
     assert (first.admin_key, second.admin_key) == ("one", "two")
     assert [found.endpoints["a:1"].api_key for found in (first, second)] == ["one", "two"]
     assert (second.endpoints["a:1"].base_url, second.clients.authenticates) == ("http://a:1", True)
@@ -25,4 +25,4 @@ def test_files_are_read_each_time(tmp_path):
 
 def test_a_certificate_that_cannot_be_read_is_a_fault_of_its_endpoint(tmp_path):
     with pytest.raises(ConfigurationError, match=r"^a:1: tls\.ca_file: "):
-        opened(settings({"tls": {"ca_file": tmp_path / "none"}}))
+        read_named_files(settings({"tls": {"ca_file": tmp_path / "none"}}))
