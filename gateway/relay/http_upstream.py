@@ -2,11 +2,13 @@
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from gateway.config.settings import UpstreamSettings
+from gateway.relay.name_lookup import NameLookup
 from gateway.relay.unix_connection import connect
 from gateway.relay.upstream import (
     Answer,
@@ -16,6 +18,8 @@ from gateway.relay.upstream import (
 )
 from gateway.relay.upstream_connection import Connection
 from gateway.runtime.descriptors import OutOfDescriptorsError, lacking
+
+_P = TypeVar("_P", bound=asyncio.BaseProtocol)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class HttpUpstream:
         self._idle: dict[str, dict[Connection, float]] = {}
         """By endpoint: its idle connections and since when each is idle, the longest idle first."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._names = NameLookup()
 
     async def send(
         self,
@@ -145,22 +150,26 @@ class HttpUpstream:
             connection.abort()
 
     async def _connect(self, origin: _Origin, connected: Callable[[], None]) -> Connection:
-        loop, patience = asyncio.get_running_loop(), self._timeouts().connect_timeout
+        patience, lacks = self._timeouts().connect_timeout, "connection"
         connection: Connection
         try:
             async with asyncio.timeout(patience):
                 if origin.unix is not None:
                     connection = await connect(origin.unix)
                     connected()
-                elif origin.tls is None:
-                    _, connection = await loop.create_connection(Connection, origin.host, origin.port)
-                    connected()
                 else:
-                    plain, _ = await loop.create_connection(asyncio.Protocol, origin.host, origin.port)
-                    connected()  # the handshake is for the endpoint itself to make, and that may be busy
-                    connection = await _secured(plain, origin.tls, origin.host)
+                    lacks = "name resolution"
+                    addresses = await self._names.addresses(origin.host)
+                    lacks = "connection"
+                    if origin.tls is None:
+                        _, connection = await _opened(Connection, addresses, origin.port)
+                        connected()
+                    else:
+                        plain, _ = await _opened(asyncio.Protocol, addresses, origin.port)
+                        connected()  # the handshake is for the endpoint itself to make, and that may be busy
+                        connection = await _secured(plain, origin.tls, origin.host)
         except TimeoutError:
-            raise ConnectFailedError(f"no connection within {patience:g} s") from None
+            raise ConnectFailedError(f"no {lacks} within {patience:g} s") from None
         except ssl.SSLCertVerificationError as error:
             raise ConnectFailedError(f"its TLS certificate was not accepted: {error.verify_message}") from None
         except OSError as error:
@@ -185,6 +194,17 @@ class HttpUpstream:
         )
         self._origins[base_url] = origin
         return origin
+
+
+async def _opened(protocol: Callable[[], _P], addresses: Sequence[str], port: int) -> tuple[asyncio.Transport, _P]:
+    """A connection to the first of the addresses that takes one."""
+    failed = []
+    for address in addresses:
+        try:
+            return await asyncio.get_running_loop().create_connection(protocol, address, port)
+        except OSError as error:
+            failed.append(error)
+    raise failed[0] if len(failed) == 1 else OSError(f"Multiple exceptions: {', '.join(map(str, failed))}")
 
 
 async def _secured(plain: asyncio.Transport, tls: ssl.SSLContext, host: str) -> Connection:

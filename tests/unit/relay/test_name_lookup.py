@@ -1,0 +1,106 @@
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.relay.name_lookup import NameLookup
+from gateway.relay.upstream import ConnectFailedError
+from tests.unit.relay.endpoint import Server, fetch, upstream
+from tests.until import until
+
+SILENT = "nobody-answers.test"
+
+
+class Resolver:
+    """Names with addresses, and one that no name server answers for until `go`."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.known = {"both.test": ["127.0.0.2", "127.0.0.1"], "engine.test": ["127.0.0.1"]}
+        self.asked: list[str] = []
+
+    def __call__(self, host: str, *_: object, **__: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        self.asked.append(host)
+        if host == SILENT:
+            self.go.wait()
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in self.known[host]]
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
+    resolver = Resolver()
+    monkeypatch.setattr(socket, "getaddrinfo", resolver)
+    yield resolver
+    resolver.go.set()
+
+
+async def test_a_name_that_nobody_answers_for_keeps_no_other_waiting(server: Server, resolver: Resolver) -> None:
+    async with upstream() as client, asyncio.timeout(60):
+        silent = [asyncio.create_task(fetch(client, f"http://{SILENT}:1")) for _ in range(100)]
+        await until(lambda: SILENT in resolver.asked)
+        assert await fetch(client, server.url.replace("127.0.0.1", "engine.test")) == b"ok"
+        resolver.go.set()
+        for failed in await asyncio.gather(*silent, return_exceptions=True):
+            assert isinstance(failed, ConnectFailedError)
+            assert "Temporary failure in name resolution" in str(failed)
+    assert resolver.asked.count(SILENT) == 1
+
+
+async def test_who_gives_up_leaves_the_lookup_to_the_others(resolver: Resolver) -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    names = NameLookup()
+    async with asyncio.timeout(60):
+        first, second = [asyncio.create_task(names.addresses(SILENT)) for _ in range(2)]
+        await until(lambda: SILENT in resolver.asked)
+        first.cancel()
+        await asyncio.sleep(0)
+        resolver.go.set()
+        with pytest.raises(OSError, match="Temporary failure"):
+            await second
+        assert await names.addresses("engine.test") == ("127.0.0.1",)
+        with pytest.raises(OSError, match="Temporary failure"):
+            await names.addresses(SILENT)  # asked anew
+    assert resolver.asked == [SILENT, "engine.test", SILENT]
+    assert not complaints
+
+
+async def test_each_address_of_a_name_is_tried(server: Server, resolver: Resolver) -> None:
+    """The server listens on the second one only."""
+    async with upstream() as client:
+        assert await fetch(client, server.url.replace("127.0.0.1", "both.test")) == b"ok"
+        resolver.known["both.test"] = ["127.0.0.2", "127.0.0.3"]
+        with pytest.raises(ConnectFailedError, match="refused") as failed:
+            await fetch(client, "http://both.test:1")
+    assert str(failed.value.__context__).count("[Errno 111]") == 2
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "fe80::1%lo"])
+async def test_an_address_is_not_looked_up(address: str, resolver: Resolver) -> None:
+    assert await NameLookup().addresses(address) == (address,)
+    assert not resolver.asked
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_a_name_without_an_answer_is_told_apart_from_an_engine_without_one(resolver: Resolver) -> None:
+    async with upstream() as client:
+        with pytest.raises(ConnectFailedError, match="no name resolution within 5 s"):
+            await fetch(client, f"http://{SILENT}:1")
+
+
+def test_a_loop_that_ends_meanwhile_is_not_told(resolver: Resolver) -> None:
+    async def ask() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await NameLookup().addresses(SILENT)
+
+    asyncio.run(ask())
+    threads = [thread for thread in threading.enumerate() if thread.name == "name lookup"]
+    assert threads
+    resolver.go.set()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
