@@ -52,7 +52,7 @@ class Flight:
         self.answering = False
         """Whether a first event has come."""
         self.engine_done = False
-        """Whether the engine has finished with it, so that its server only sends what is there."""
+        """Whether the engine has finished with it, or has nothing to do with it: only its server has yet to answer."""
         self.delivering = False
         """Whether a piece is being handed to the client; meanwhile nothing is read."""
         self.watched = True
@@ -88,16 +88,26 @@ class Flights:
         return len(self._flights)
 
     def open(
-        self, request: RequestId, endpoint: Endpoint, prompt_tokens: int, *, streams: bool, evacuated: bool = False
+        self,
+        request: RequestId,
+        endpoint: Endpoint,
+        prompt_tokens: int | None,
+        *,
+        streams: bool,
+        evacuated: bool = False,
     ) -> Flight:
         """Note that the current task sends a request to an endpoint.
 
-        `streams`: its tokens arrive one by one. `evacuated`: it was taken off another endpoint.
+        `prompt_tokens`: what the engine computes; None if only its server answers. `streams`: its tokens arrive one by
+        one. `evacuated`: it was taken off another endpoint.
         """
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  # we are in a coroutine
         flight = self._flights[request] = Flight(request, endpoint, task, self._clock(), streams=streams)
-        endpoint.watch.dispatched(request, prompt_tokens, streams=streams, evacuated=evacuated)
+        if prompt_tokens is None:
+            flight.engine_done, flight.watched = True, False
+        else:
+            endpoint.watch.dispatched(request, prompt_tokens, streams=streams, evacuated=evacuated)
         return flight
 
     def close(self, flight: Flight) -> None:

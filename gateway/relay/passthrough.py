@@ -145,10 +145,7 @@ async def _pass(
         with endpoint.relaying(plane.new_request()):
             try:
                 async with asyncio.timeout(plane.settings.upstream.first_byte_timeout):
-                    if prompt_tokens is None:
-                        answer, piece = await begin()
-                    else:
-                        answer, piece = await _watched(plane, endpoint, begin, prompt_tokens, evacuated=evacuated)
+                    answer, piece = await _watched(plane, endpoint, begin, prompt_tokens, evacuated=evacuated)
             except TimeoutError:
                 return await exchange.refuse(Outcome.UPSTREAM_TIMEOUT, "The endpoint did not answer in time.")
             except _EvacuatedError:
@@ -204,11 +201,11 @@ async def _watched(
     plane: Plane,
     endpoint: Endpoint,
     begin: Callable[[], Awaitable[tuple[Answer, bytes]]],
-    prompt_tokens: int,
+    prompt_tokens: int | None,
     *,
     evacuated: bool,
 ) -> tuple[Answer, bytes]:
-    """Wait for the first piece of an answer, and let the endpoint's monitor know.
+    """Wait for the first piece of an answer; let the endpoint's monitor know of one that its engine computes.
 
     Raises:
         _EvacuatedError: as it says.
@@ -222,7 +219,7 @@ async def _watched(
             raise
         raise (_EvacuatedError if flight.interruption is Interruption.EVACUATED else TimeoutError) from None
     else:
-        if answer.status == _OK:
+        if answer.status == _OK and prompt_tokens is not None:
             plane.flights.note_answer(flight, engine_done=True)
         flight.answered(answer.status)
         return answer, piece

@@ -193,10 +193,10 @@ async def test_an_endpoint_that_is_not_there_is_waited_for(plane):
 # Engines that say nothing.
 
 
-async def silent(plane):
+async def silent(plane, path=EMBED):
     """A request that an endpoint has and does not answer; then that endpoint's name."""
     plane.replies.append(Reply(asyncio.Event()))
-    client = ask(plane, path=EMBED)
+    client = ask(plane, path=path)
     await plane.turns()
     return client, plane.sent[-1][0].removeprefix("http://")
 
@@ -250,6 +250,18 @@ async def test_what_a_server_answers_by_itself_says_nothing_of_its_engine(plane)
         plane.replies.append(Reply(b"{}"))
         await ended(ask(plane, path=path))
     assert plane.watch("a").prompts == plane.watch("b").prompts == []
+    assert plane.watch("a").progress == plane.watch("b").progress == 0
+
+
+async def test_what_waits_for_the_server_of_an_endpoint_that_went_down_goes_to_another_one(plane):
+    client, name = await silent(plane, "/tokenize")
+    other = "b" if name == "a" else "a"
+    plane.replies.append(Reply(b"{}"))
+    plane.flights.evacuate(EndpointId(name))
+    assert (await ended(client)).status == 200
+    assert [base_url for base_url, *_ in plane.sent] == [f"http://{name}", f"http://{other}"]
+    assert plane.watch(name).prompts == plane.watch(other).prompts == []
+    assert len(plane.flights) == 0
 
 
 async def test_those_taken_off_a_hung_endpoint_go_to_another_one_once(plane):
