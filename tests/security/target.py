@@ -97,11 +97,14 @@ class Target:
         """Send a request."""
         return self.send(request("POST", path, body, *headers, content_type=content_type), body)
 
-    def leave(self, path: str, body: bytes, *, after: float) -> None:
-        """Send a request, and close the connection so many seconds after its last byte."""
+    def leave(self, path: str, body: bytes, *, once: Callable[[], bool]) -> None:
+        """Send a request, and close the connection once that holds after its last byte."""
         with socket.create_connection(("127.0.0.1", self.port), _TIMEOUT) as connection:
             connection.sendall(request("POST", path, body) + body)
-            time.sleep(after)
+            deadline = time.monotonic() + _TIMEOUT
+            while not once():
+                assert time.monotonic() < deadline, "it is waited for in vain"
+                time.sleep(0.02)
 
     @contextlib.contextmanager
     def begun(self, path: str, body: bytes) -> Iterator[None]:
