@@ -1,6 +1,7 @@
 """kvgate as a person at a terminal meets it: Ctrl-C at any moment, and what there is to read."""
 
 import contextlib
+import itertools
 import re
 import socket
 import threading
@@ -14,7 +15,7 @@ from engine.cache import MARKER
 from tests.clock import unhindered
 from tests.fakes.interpreter import made
 from tests.integration.relaying import CHAT, body, fake_processes
-from tests.integration.terminal import kvgate
+from tests.integration.terminal import PATIENCE, kvgate
 from tests.ports import free_port
 from tests.unit.engine.processes import descendants, eventually, is_alive
 
@@ -26,11 +27,18 @@ TRACES = re.compile(r"Traceback|Error|Exception|Aborted|leaked")
 
 @contextlib.contextmanager
 def silent_server():
-    """The address of one that takes connections and never answers."""
-    with socket.socket() as listening:
+    """The address of one that takes connections and never answers, and what waits until it was asked for something."""
+    with socket.socket() as listening, contextlib.ExitStack() as connections:
         listening.bind(("127.0.0.1", 0))
         listening.listen(64)
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        listening.settimeout(PATIENCE)
+
+        def asked():
+            connection = connections.enter_context(listening.accept()[0])
+            connection.settimeout(PATIENCE)
+            assert connection.recv(1)
+
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", asked
 
 
 @pytest.fixture
@@ -82,10 +90,14 @@ def streaming(port, tokens=4000):
         reading.join()
 
 
-@pytest.mark.parametrize("library", ["_socket", "uvloop", "pydantic_core", "httptools"])
 @pytest.mark.parametrize(
-    "command",
-    ["serve m", "serve --endpoint http://127.0.0.1:9", "demo", "plan m", "doctor", "simulate --trace t"],
+    ("command", "library"),
+    [
+        # `serve` has an import of its own, and all others have one, before they look what they are to do.
+        *itertools.product(["serve m", "plan m"], ["_socket", "uvloop", "pydantic_core", "httptools"]),
+        ("serve --endpoint http://127.0.0.1:9", "httptools"),
+        *itertools.product(["demo", "doctor", "simulate --trace t"], ["uvloop"]),
+    ],
 )
 def test_ctrl_c_while_it_is_being_imported_leaves_no_traceback(command, library, tmp_path):
     environ = {"KVGATE_CACHE": str(tmp_path)}
@@ -110,10 +122,10 @@ def test_ctrl_c_while_it_is_being_imported_leaves_no_traceback(command, library,
     ],
 )
 def test_ctrl_c_while_another_machine_is_waited_for_is_one_line(command, tmp_path):
-    with silent_server() as url:
+    with silent_server() as (url, asked):
         environ = {"KVGATE_CACHE": str(tmp_path), "HF_ENDPOINT": url, "HF_HOME": str(tmp_path)}
         with kvgate(*command.format(url=url).split(), environ=environ) as terminal:
-            terminal.wait_for(3)
+            asked()
             terminal.press_ctrl_c()
             assert terminal.ended(5) == INTERRUPTED
             assert terminal.lines[-1] == "kvgate: interrupted"
@@ -123,9 +135,8 @@ def test_ctrl_c_while_another_machine_is_waited_for_is_one_line(command, tmp_pat
 def test_ctrl_c_while_an_engine_is_being_installed_ends_what_installs_it(tmp_path):
     with kvgate("demo", "--port", str(free_port()), environ={"KVGATE_CACHE": str(tmp_path)}) as terminal:
         terminal.until("making its virtual environment")
-        terminal.wait_for(0.5)
+        assert eventually(lambda: descendants(terminal.process.pid))
         working = descendants(terminal.process.pid)
-        assert working
         terminal.press_ctrl_c()
         assert terminal.ended(5) == INTERRUPTED
         assert terminal.lines[-1] == "kvgate: interrupted"
