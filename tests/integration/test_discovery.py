@@ -123,7 +123,7 @@ def answers(url):
 
 
 @pytest.mark.parametrize(
-    ("kind", "workers", "changes"), [("dns", 1, 22), ("dns", 2, 22), ("file", 1, 22), ("srv", 2, 6)]
+    ("kind", "workers", "changes"), [("dns", 1, 8), ("dns", 2, 16), ("file", 1, 8), ("srv", 2, 6)]
 )
 async def test_endpoints_come_and_go_and_no_request_fails(running, kind, workers, changes):
     chance = random.Random(f"{kind}{workers}")  # noqa: S311 - the same changes each time
