@@ -264,7 +264,8 @@ class EndpointMonitor:
         if unknown and isinstance(missed, Missed) and isinstance(health, Reply) and not health.ok:
             missed = await self._named(missed)
         asked_at = self._clock()
-        self._progress.probed(asked_at, blocked=self._prober.unanswered_at >= began)
+        mute = isinstance(health, NoReply) and health.accepted
+        self._progress.probed(asked_at, blocked=self._prober.unanswered_at >= began, mute=mute)
         doubtful = self._health.state is State.BLOCKED or self._progress.doubtful(asked_at)
         busy = await self._look() if doubtful else None
         if missed is not None:

@@ -92,6 +92,8 @@ class SilenceMeter:
         """Whether the last probe's connection was accepted and no answer came."""
         self._was_blocked = False
         """Whether that happened at any time during this silence."""
+        self._mute = False
+        """Whether that was the question for its health: then a request that does not stream is as silent as others."""
         self._unseen_until = float("-inf")
         """Until when tokens of requests without a stream would not have been seen."""
         self._left_silent = self._left_longest = 0.0
@@ -198,11 +200,11 @@ class SilenceMeter:
             self.forget(now)
         return moved
 
-    def probed(self, now: float, *, blocked: bool) -> None:
-        """Note the end of a probe. `blocked`: its connection was accepted, and no answer came."""
-        if blocked and not self._blocked and not self._counts(now):
+    def probed(self, now: float, *, blocked: bool, mute: bool) -> None:
+        """Note the end of a probe. `blocked`: a connection was accepted, and no answer came. `mute`: of `/health`."""
+        if mute and not self._mute and not self._counts(now):
             self._unseen_until = now
-        self._blocked = blocked
+        self._mute, self._blocked = mute, blocked
         self._was_blocked |= blocked
 
     def restart(self, now: float) -> None:
@@ -268,7 +270,7 @@ class SilenceMeter:
 
     def _visible(self, tracked: _Tracked, now: float) -> bool:
         """Whether its progress would be visible. Without a stream it shows only in the metrics."""
-        return tracked.streams or self._blocked or self._counts(now)
+        return tracked.streams or self._mute or self._counts(now)
 
     def _counts(self, now: float) -> bool:
         """Whether the engine's own count of tokens would show a step."""

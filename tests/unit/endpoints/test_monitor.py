@@ -697,6 +697,17 @@ async def test_one_probe_that_is_late_makes_no_hang_of_long_answers_that_nobody_
     assert (up.state, told.take(), told.expired) == (State.UP, [], [])
 
 
+async def test_gauges_that_are_never_answered_make_no_hang_of_long_answers(impatient, told, vllm, clock):
+    """As of an engine with several API servers, one of which is busy for long with its metrics."""
+    await impatient.probe()
+    told.take()
+    impatient.dispatched(A, 10, streams=False)
+    impatient.dispatched(B, 10, streams=False)
+    vllm.answers_yet.add("/health")
+    await block(impatient, vllm, clock, 60)
+    assert (impatient.state, told.take(), told.expired) == (State.UP, [], [])
+
+
 GARBAGE = [b"", b"\x00\xff" * 100, b"<html>502</html>", b"[]", b"{}", b"null", b"9" * 5000, 100, 204, 301, 418]
 
 

@@ -64,7 +64,7 @@ def test_what_silence_comes_to_and_after_how_long(work, requests, seen, found, a
     busy, blocked = seen
     for number in range(requests):
         work.dispatched(RequestId(number), 10, 0.0)
-    work.probed(0.0, blocked=blocked)
+    work.probed(0.0, blocked=blocked, mute=blocked)
     assert [now for now in range(int(at)) if cause(work, now, busy=busy) is not None] == []
     silence = work.stalled(at, busy=busy)
     assert silence.cause is found
@@ -254,8 +254,8 @@ def test_what_a_paused_engine_shows_is_no_progress(work, later):
 def test_a_loop_that_was_blocked_has_its_time_until_something_moves(work):
     work.dispatched(A, 10, 0.0)
     work.dispatched(B, 10, 0.0)
-    work.probed(0.0, blocked=True)
-    work.probed(5.0, blocked=False)
+    work.probed(0.0, blocked=True, mute=True)
+    work.probed(5.0, blocked=False, mute=False)
     assert cause(work, 44.0) is None, "it answers again, and its tokens are on their way"
     work.progressed([A], 45.0)
     assert cause(work, 75.0) is SilenceCause.HUNG, "and then as ever"
@@ -333,16 +333,27 @@ def test_where_not_even_probes_are_answered_its_silence_counts_from_then_on(work
     """One late answer must not make a silence of all the time in which nobody could have seen a token."""
     work.dispatched(A, 10, 0.0, streams=False)
     work.dispatched(B, 10, 0.0, streams=False)
-    work.probed(500.0, blocked=True)
+    work.probed(500.0, blocked=True, mute=True)
     assert begins(work, SilenceCause.HUNG) == 500 + HUNG_AFTER * UNANSWERING
-    work.probed(560.0, blocked=False)
+    work.probed(560.0, blocked=False, mute=False)
     assert cause(work, 560.0) is None
+
+
+def test_whose_gauges_alone_are_not_answered_may_work_on_long_answers(work):
+    for request in (A, B):
+        work.dispatched(request, 10, 0.0, streams=False)
+    work.probed(5.0, blocked=True, mute=False)
+    assert cause(work, 599.0) is None
+    work.dispatched(C, 10, 500.0)
+    assert begins(work, SilenceCause.ALONE) == 500 + HUNG_AFTER * UNANSWERING, (
+        "and one that streams is looked at as ever"
+    )
 
 
 def test_what_leaves_a_blocked_engine_was_silent_from_then_on_too(work):
     for request in (A, B, C):
         work.dispatched(request, 10, 0.0, streams=False)
-    work.probed(500.0, blocked=True)
+    work.probed(500.0, blocked=True, mute=True)
     work.finished(C, 502.0)
     assert begins(work, SilenceCause.HUNG) == 500 + HUNG_AFTER * UNANSWERING
 
@@ -351,7 +362,7 @@ def test_the_silence_of_an_engine_that_counts_goes_on_while_it_is_blocked(work):
     work.scraped(COUNTING, 0.0)
     work.dispatched(A, 10, 0.0, streams=False)
     work.dispatched(B, 10, 0.0, streams=False)
-    work.probed(10.0, blocked=True)
+    work.probed(10.0, blocked=True, mute=True)
     assert begins(work, SilenceCause.HUNG) == HUNG_AFTER * UNANSWERING
 
 
