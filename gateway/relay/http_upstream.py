@@ -19,6 +19,8 @@ from gateway.relay.upstream import (
 from gateway.relay.upstream_connection import Connection
 from gateway.runtime.descriptors import OutOfDescriptorsError, lacking
 
+_HEAD_START = 0.25
+"""Seconds that an address of a name has for itself until the next one is tried beside it (RFC 8305)."""
 _P = TypeVar("_P", bound=asyncio.BaseProtocol)
 
 
@@ -198,13 +200,34 @@ class HttpUpstream:
 
 async def _opened(protocol: Callable[[], _P], addresses: Sequence[str], port: int) -> tuple[asyncio.Transport, _P]:
     """A connection to the first of the addresses that takes one."""
-    failed = []
-    for address in addresses:
-        try:
-            return await asyncio.get_running_loop().create_connection(protocol, address, port)
-        except OSError as error:
-            failed.append(error)
-    raise failed[0] if len(failed) == 1 else OSError(f"Multiple exceptions: {', '.join(map(str, failed))}")
+    loop = asyncio.get_running_loop()
+    if len(addresses) == 1:
+        return await loop.create_connection(protocol, addresses[0], port)
+    left, failed = list(addresses), list[BaseException]()
+    trying: set[asyncio.Task[tuple[asyncio.Transport, _P]]] = set()
+    try:
+        while left or trying:
+            if left:
+                trying.add(asyncio.ensure_future(loop.create_connection(protocol, left.pop(0), port)))
+            done, _ = await asyncio.wait(
+                trying, timeout=_HEAD_START if left else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                trying.remove(task)
+                if (error := task.exception()) is None:
+                    return task.result()
+                failed.append(error)
+    finally:
+        for task in trying:
+            task.add_done_callback(_drop)
+            task.cancel()
+    raise OSError(f"Multiple exceptions: {', '.join(map(str, failed))}")
+
+
+def _drop(task: asyncio.Task[tuple[asyncio.Transport, _P]]) -> None:
+    """Close a connection that nobody needs any more, if it was made."""
+    if not task.cancelled() and task.exception() is None:
+        task.result()[0].abort()
 
 
 async def _secured(plain: asyncio.Transport, tls: ssl.SSLContext, host: str) -> Connection:

@@ -1,7 +1,7 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -76,6 +76,48 @@ async def test_each_address_of_a_name_is_tried(server: Server, resolver: Resolve
         with pytest.raises(ConnectFailedError, match="refused") as failed:
             await fetch(client, "http://both.test:1")
     assert str(failed.value.__context__).count("[Errno 111]") == 2
+
+
+async def test_an_address_that_answers_nothing_does_not_keep_the_next_from_being_tried(
+    server: Server, resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, silent = asyncio.get_running_loop(), list[str]()
+    connect = loop.create_connection
+
+    async def dropping(protocol: Callable[[], asyncio.Protocol], host: str, port: int) -> object:
+        if host != "127.0.0.1":
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                silent.append(host)
+                raise
+        return await connect(protocol, host, port)
+
+    monkeypatch.setattr(loop, "create_connection", dropping)
+    async with upstream() as client:
+        assert await fetch(client, server.url.replace("127.0.0.1", "both.test")) == b"ok"
+        assert silent == ["127.0.0.2"], "nobody waits for it any more"
+        assert server.connections == 1
+
+
+async def test_of_two_connections_made_at_once_one_is_closed(
+    server: Server, resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, made, both = asyncio.get_running_loop(), list[asyncio.BaseTransport](), asyncio.Event()
+    connect = loop.create_connection
+
+    async def together(protocol: Callable[[], asyncio.Protocol], _host: str, port: int) -> object:
+        transport, made_protocol = await connect(protocol, "127.0.0.1", port)
+        made.append(transport)
+        if len(made) == 2:
+            both.set()
+        await both.wait()
+        return transport, made_protocol
+
+    monkeypatch.setattr(loop, "create_connection", together)
+    async with upstream() as client:
+        assert await fetch(client, server.url.replace("127.0.0.1", "both.test")) == b"ok"
+        await until(lambda: sum(transport.is_closing() for transport in made) == 1)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "fe80::1%lo"])
