@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -196,14 +197,32 @@ def test_other_gateway_processes_take_over_the_socket_with_its_tls(tmp_path: Pat
     config = tmp_path / "kvgate.yaml"
     config.write_text("log: {level: info}\n")
     with over_tls(tmp_path, engine, "--workers", "2", "--config", str(config)) as kvgate:
-        with httpx.Client(verify=TRUSTING, base_url=kvgate.url, trust_env=False, timeout=30) as held:
-            assert held.post(CHAT, json=body()).status_code == 200
+        port = int(kvgate.url.rpartition(":")[2])
+        plain = socket.create_connection(("localhost", port), 60)
+        idle = TRUSTING.wrap_socket(plain, server_hostname="localhost")
+        with idle, ThreadPoolExecutor() as beside:
+            idle.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert idle.recv(1 << 16).startswith(b"HTTP/1.1 200")
             config.write_text("log: {level: debug}\n")
-            told = reload(kvgate.url.rpartition(":")[2])
+            reloading = beside.submit(reload, str(port))
+            # Whoever looks at an idle connection ends it with the gateway; TLS waits for who does not.
+            last_word = beside.submit(read_and_close, idle)
+            with httpx.Client(verify=TRUSTING, base_url=kvgate.url, trust_env=False, timeout=30) as held:
+                asking = True
+                while asking:
+                    asking = not reloading.done()
+                    assert held.post(CHAT, json=body()).status_code == 200
+            told = reloading.result()
             assert (told.returncode, "takes over" in told.stderr + told.stdout) == (0, True)
-            assert held.post(CHAT, json=body()).status_code == 200
+            assert b"HTTP/1.1 503 " in last_word.result()
         with httpx.Client(verify=TRUSTING, base_url=kvgate.url, trust_env=False, timeout=30) as new:
             assert new.post(CHAT, json=body()).status_code == 200
+
+
+def read_and_close(connection: ssl.SSLSocket) -> bytes:
+    """All that comes until the other side has said its last word."""
+    with connection:
+        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
 async def test_the_admin_port_has_the_certificate_too(tmp_path: Path) -> None:
