@@ -129,7 +129,7 @@ def settings(model: Path, python: Path, port: int, *args: str) -> Settings:
     )
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(10, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.proof)])
 async def test_a_surge_and_kills_at_random_hurt_only_the_streams_on_the_engine(
     kills: int, engine_python: Path, random_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +172,7 @@ async def test_a_surge_and_kills_at_random_hurt_only_the_streams_on_the_engine(
         assert any(": surge: " in line for line in said), "there is memory for both"
         assert not any(map(is_alive, before.values()))
 
-        chance = random.Random(4)  # noqa: S311
+        chance = random.Random(5)  # noqa: S311 - which kills a worker first: nothing else here does
         async with Load(f"http://127.0.0.1:{port}") as load:
             for number in range(kills):
                 if number % 2:  # while it starts, at any moment of the first half of that
