@@ -22,12 +22,12 @@ from tests.unit.engine.adapters import adapter
 pytestmark = pytest.mark.engine
 
 START_TIMEOUT = 900.0
-STREAMS = 20
+STREAMS = 14
 STARTED = 5
 """Streams that must run on the engine before it is killed."""
 LATE = 5
 """Streams that come when it is dead already."""
-TOKENS = 1200
+TOKENS = 800
 """Of each answer: seconds of work, so that none has ended when its engine dies."""
 
 
