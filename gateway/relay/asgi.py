@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import io
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Protocol, Self
 
 from gateway.runtime.shares import Shares
@@ -15,6 +15,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
 
 
 _LINGER = 10.0
@@ -23,9 +24,6 @@ _LINGER = 10.0
 DIRECT = "kvgate.direct"
 """Key in `scope["extensions"]` of the `Direct` that our own server offers. Under others `send` and `receive` do the
 same, slower."""
-
-WITH_BODY = "kvgate.with_body"
-"""Key in `http.response.start`: the body follows at once, and the head may wait for it."""
 
 
 class Direct(Protocol):
@@ -36,6 +34,9 @@ class Direct(Protocol):
 
     def chunks(self) -> Callable[[bytes], bool] | None:
         """What writes a chunk of an answer that has begun, in its HTTP frame; None if this client gets no chunks."""
+
+    def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Write an answer, whose headers tell its length, in one piece; False if it has to go through `send`."""
 
     def arrived(self) -> bytes | None:
         """Take the request's body if all of it has arrived: without a timer."""
@@ -60,6 +61,10 @@ class Body:
     def chunks(self) -> Callable[[bytes], bool] | None:
         """What takes a chunk as it came, in its HTTP frame, once the answer has begun; None if the client gets none."""
         return None if self._direct is None else self._direct.chunks()
+
+    def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
+        """See `Direct.whole`."""
+        return self._direct is not None and self._direct.whole(status, headers, body)
 
     async def drained(self) -> None:
         """Wait until the client has caught up."""

@@ -10,11 +10,11 @@ import msgspec
 from gateway.admission.events import Back, EndpointId, RequestId, Verdict
 from gateway.admission.outcomes import Outcome
 from gateway.pools.directory import Endpoint
-from gateway.relay.asgi import Payload
+from gateway.relay.asgi import Headers, Payload
 from gateway.relay.exchange import Exchange
 from gateway.relay.flights import Flight, Flights, Interruption
 from gateway.relay.headers import is_stream, towards_client
-from gateway.relay.upstream import Answer, ChunkSink, ConnectFailedError, Headers, Upstream, UpstreamError
+from gateway.relay.upstream import Answer, ChunkSink, ConnectFailedError, Upstream, UpstreamError
 from gateway.relay.upstream_connection import BODILESS
 from gateway.wire.engine_kinds import Meaning
 from gateway.wire.errors import stream_error
@@ -288,21 +288,24 @@ class Attempt:
                 return held
         return held + reader.end()
 
-    async def _start(self, flight: Flight, answer: Answer, length: int | None = None, *, whole: bool = False) -> None:
-        """Begin the client's answer. Waits until the client has taken earlier answers on its connection.
-
-        `whole`: its end follows at once, with the body.
-        """
-        headers = towards_client(answer.headers, self._exchange.identifier, length=length)
-        headers += self._exchange.facts()
+    async def _start(self, flight: Flight, answer: Answer, length: int | None = None) -> None:
+        """Begin the client's answer. Waits until the client has taken earlier answers on its connection."""
         flight.delivering = True
-        await self._response.begin(answer.status, headers, whole=whole)
+        await self._response.begin(answer.status, self._headers(answer, length))
         flight.delivering = False
+
+    def _headers(self, answer: Answer, length: int | None) -> list[tuple[bytes, bytes]]:
+        if answer.status in BODILESS:
+            length = None
+        return towards_client(answer.headers, self._exchange.identifier, length=length) + self._exchange.facts()
 
     async def _pass_on(self, flight: Flight, answer: Answer, body: bytes, *, complete: bool) -> None:
         """Pass on an answer that is not streamed: whole if complete, else the rest piece by piece as it arrives."""
-        length = len(body) if complete else _length(answer.headers)
-        await self._start(flight, answer, None if answer.status in BODILESS else length, whole=complete)
+        if complete:
+            flight.delivering = True
+            await self._response.whole(answer.status, self._headers(answer, len(body)), body)
+            return
+        await self._start(flight, answer, _length(answer.headers))
         while not complete:
             flight.delivering = True
             await self._response.write(body)
@@ -395,7 +398,7 @@ async def _read_up_to(answer: Answer, most: int) -> tuple[bytes, bool]:
 
 
 def _length(headers: Headers) -> int | None:
-    return next((int(value) for name, value in headers if name.lower() == b"content-length"), None)
+    return next((int(value) for name, value in headers if name == b"content-length"), None)
 
 
 def _chunk_sink(

@@ -5,12 +5,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from gateway.relay.asgi import WITH_BODY, Message
+from gateway.relay.asgi import Message
 
 _NOBODY: deque[Any] = deque()
 """Of all signals for which nobody waits. A deque takes 760 bytes."""
+_IN_LINES = bytes([*range(0x20, 0x7F), *range(0x80, 0x100), 0x09])
+"""The bytes that a line of an answer's head may hold."""
 
 
 class Signal(asyncio.Event):
@@ -108,6 +110,28 @@ class Cycle(RequestResponseCycle):
         goes_on = self.response_started and not self.response_complete
         return self._write_chunk if goes_on and self.chunked_encoding and not self.until_close else None
 
+    def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
+        """See `Direct.whole`. It does exactly what `send` does with both messages, where it does."""
+        waits = self.more_body or self.flow.write_paused or self.disconnected
+        if waits or self.response_started or self.scope["method"] == "HEAD":
+            return False
+        lines = self.default_headers + headers
+        if not self.keep_alive:
+            lines.append((b"connection", b"close"))
+            self.last = True
+        pieces = [STATUS_LINE[status]]
+        for name, value in lines:
+            pieces += (name, b": ", value, b"\r\n")
+        pieces.append(b"\r\n")
+        head = b"".join(pieces)
+        if head.translate(None, _IN_LINES) != b"\r\n" * (len(lines) + 2):
+            raise RuntimeError("a header of an answer has a line break or another control character")
+        self.response_started = self.response_complete = True
+        self.transport.write(head + body)
+        self.message_event.set()
+        self.on_response()
+        return True
+
     def _write_chunk(self, chunk: bytes) -> bool:
         if self.disconnected:
             return True
@@ -130,27 +154,7 @@ class Cycle(RequestResponseCycle):
         if self.until_close:  # uvicorn would send chunks, or count the body against a length
             self.chunked_encoding = False
             self.expected_content_length = len(message.get("body", b""))
-        if message.get(WITH_BODY):
-            self.transport = _WithBody(self.transport)  # type: ignore[assignment]  # as much of one as is used here
         await super().send(message)  # type: ignore[arg-type]
-
-
-class _WithBody:
-    """A transport that holds an answer's head until its body comes: one system call and one packet for both."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._head: bytes | None = None
-        self.close = transport.close
-        self.is_closing = transport.is_closing
-
-    def write(self, data: bytes) -> None:
-        """Hold the head; write the body after it."""
-        if self._head is None:
-            self._head = data
-        else:
-            head, self._head = self._head, b""
-            self._transport.write(head + data)
 
 
 def _has_length(head: Message) -> bool:

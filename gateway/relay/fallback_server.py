@@ -11,6 +11,7 @@ import structlog
 from gateway.admission.events import EndpointId, RequestId
 from gateway.admission.outcomes import Outcome
 from gateway.pools.directory import Endpoint, Pool
+from gateway.relay.asgi import Headers
 from gateway.relay.attempt import Attempt, Ended, Outgoing
 from gateway.relay.charge import charged
 from gateway.relay.editing import asks_usage, edited_for
@@ -19,7 +20,7 @@ from gateway.relay.flights import Flights
 from gateway.relay.headers import towards_elsewhere
 from gateway.relay.plane import Plane
 from gateway.relay.understand import Asked, limit, refuse_background, refuse_overriding
-from gateway.relay.upstream import Answer, Headers, Upstream, UpstreamError
+from gateway.relay.upstream import Answer, Upstream, UpstreamError
 from gateway.wire.engine_kinds import KINDS
 from gateway.wire.request import Api, Edits
 
@@ -80,10 +81,10 @@ class _OfOthers:
         if answer.status != _OK:
             answer.close()
             raise UpstreamError(f"status {answer.status}")
-        if any(name.lower() == b"content-encoding" and value.lower() != b"identity" for name, value in answer.headers):
+        if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in answer.headers):
             answer.close()
             raise UpstreamError("its answer is encoded")
-        answer.headers = [(name, value) for name, value in answer.headers if name.lower() in _ABOUT_BODY]
+        answer.headers = [(name, value) for name, value in answer.headers if name in _ABOUT_BODY]
         return answer
 
     async def close(self) -> None:

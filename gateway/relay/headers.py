@@ -6,8 +6,7 @@ from math import ceil
 
 from gateway.admission.limits.limit import Standing
 from gateway.ops.otlp.trace import TRACE_HEADERS, told
-from gateway.relay.asgi import Scope, header
-from gateway.relay.upstream import Headers
+from gateway.relay.asgi import Headers, Scope, header
 
 _HOP_BY_HOP = frozenset(
     {
@@ -155,9 +154,9 @@ def towards_client(headers: Headers, identifier: bytes, *, length: int | None) -
     """The headers a client gets; `length` is the body's in bytes, if known."""
     named = _named_by_connection(headers)
     kept = [
-        (lowered, value)
+        (name, value)
         for name, value in headers
-        if (lowered := name.lower()) not in _NOT_RETURNED and lowered not in named and not lowered.startswith(_OURS)
+        if name not in _NOT_RETURNED and name not in named and not name.startswith(_OURS)
     ]
     if length is not None:
         kept.append((b"content-length", b"%d" % length))
@@ -168,12 +167,10 @@ def towards_client(headers: Headers, identifier: bytes, *, length: int | None) -
 
 def _named_by_connection(headers: Headers) -> frozenset[bytes]:
     """The headers that `Connection` limits to this connection."""
-    options = [value for name, value in headers if name.lower() == b"connection"]
+    options = [value for name, value in headers if name == b"connection"]
     return frozenset([option.strip().lower() for value in options for option in value.split(b",")])
 
 
 def is_stream(headers: Headers) -> bool:
     """Whether an answer with these headers is a stream of events."""
-    return any(
-        name.lower() == b"content-type" and value[:17].lower() == b"text/event-stream" for name, value in headers
-    )
+    return any(name == b"content-type" and value[:17].lower() == b"text/event-stream" for name, value in headers)

@@ -300,6 +300,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self.cycle.scope["extensions"].clear()  # cycle and scope name each other: nothing is left to the collector
         if self.transport.is_closing():
             return
         if self.cycle.last:

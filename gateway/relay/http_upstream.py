@@ -8,13 +8,13 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from gateway.config.settings import UpstreamSettings
+from gateway.relay.asgi import Headers
 from gateway.relay.name_lookup import NameLookup
 from gateway.relay.unix_connection import connect
 from gateway.relay.upstream import (
     Answer,
     ConnectFailedError,
     ConnectionLostError,
-    Headers,
 )
 from gateway.relay.upstream_connection import Connection
 from gateway.runtime.descriptors import OutOfDescriptorsError, lacking

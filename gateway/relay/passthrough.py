@@ -9,7 +9,7 @@ from gateway.admission.events import Back, EndpointId
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import Settings
 from gateway.pools.directory import Endpoint, Pool
-from gateway.relay.asgi import Allowance, ClientGoneError, Payload, Scope, header, path
+from gateway.relay.asgi import Allowance, ClientGoneError, Headers, Payload, Scope, header, path
 from gateway.relay.charge import charged
 from gateway.relay.destination import find_pool, retry_after, wait_for_endpoint
 from gateway.relay.exchange import Exchange, RefusedError
@@ -18,7 +18,7 @@ from gateway.relay.headers import is_stream, rate_limits, towards_client, toward
 from gateway.relay.plane import Plane
 from gateway.relay.reading import read
 from gateway.relay.stored import stored
-from gateway.relay.upstream import Answer, Headers, UpstreamError
+from gateway.relay.upstream import Answer, UpstreamError
 from gateway.wire.engine_kinds import Meaning
 from gateway.wire.form import form_model, is_form
 from gateway.wire.passing_usage import PassingUsage
@@ -240,7 +240,7 @@ async def _through(settings: Settings, exchange: Exchange, answer: Answer, piece
 async def _passed_on(
     settings: Settings, exchange: Exchange, answer: Answer, piece: bytes, counts: PassingUsage
 ) -> Outcome:
-    length = next((int(value) for name, value in answer.headers if name.lower() == b"content-length"), None)
+    length = next((int(value) for name, value in answer.headers if name == b"content-length"), None)
     headers = towards_client(answer.headers, exchange.identifier, length=length)
     if exchange.standing is not None:
         headers += rate_limits(exchange.standing)

@@ -59,7 +59,7 @@ class QuestionTransport(httpx.AsyncBaseTransport):
                     connected=extensions.get("connected", _nothing),
                     alone=request.headers.get("connection") == "close",
                 )
-        kept = [(name, value) for name, value in answer.headers if name.lower() not in _UNUSED]
+        kept = [(name, value) for name, value in answer.headers if name not in _UNUSED]
         return httpx.Response(answer.status, headers=kept, stream=_Body(answer, silence))
 
     async def aclose(self) -> None:

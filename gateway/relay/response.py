@@ -1,9 +1,9 @@
 """The response to one request, as a state machine: what has left for the client, and so what may still be sent."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from enum import Enum, auto
 
-from gateway.relay.asgi import WITH_BODY, Body, Receive, Scope, Send, send_answer
+from gateway.relay.asgi import Body, Headers, Receive, Scope, Send, send_answer
 from gateway.wire.errors import ErrorAnswer
 
 _OK = 200
@@ -74,18 +74,27 @@ class Response:
         """Whether an answer has begun."""
         return self.state in (State.BEGUN, State.ENDED)
 
-    async def open(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    async def open(self, headers: Headers) -> None:
         """Send the head of a stream while the request still waits."""
         after = self._after(Step.OPEN)
         await self._head(_OK, headers)
         self.state = after
 
-    async def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]], *, whole: bool = False) -> None:
-        """Begin the answer. Its head is left out if one has left. `whole`: `end` follows at once, with the body."""
+    async def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """Send a whole answer. Its headers tell its length."""
+        if self.state is State.WAITING and self.body.whole(status, headers, body):
+            self.state, self.status = State.ENDED, status
+            self.begins()
+        else:
+            await self.begin(status, headers)
+            await self.end(body)
+
+    async def begin(self, status: int, headers: Headers) -> None:
+        """Begin the answer. Its head is left out if one has left."""
         head_sent, self.state = self.head_sent, self._after(Step.BEGIN)
         self.begins()
         if not head_sent:
-            await self._head(status, headers, whole=whole)
+            await self._head(status, headers)
 
     async def write(self, piece: bytes) -> None:
         """Send a piece, and wait until the client has caught up."""
@@ -107,10 +116,9 @@ class Response:
         await send_answer(self._send, answer, extra, close=close, unread=unread)
         self.state = self._after(Step.END)
 
-    def _head(self, status: int, headers: Sequence[tuple[bytes, bytes]], *, whole: bool = False) -> Awaitable[None]:
+    def _head(self, status: int, headers: Headers) -> Awaitable[None]:
         self.status = status
-        head = {"type": "http.response.start", "status": status, "headers": headers}
-        return self._send({**head, WITH_BODY: True} if whole else head)
+        return self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     def _after(self, step: Step) -> State:
         after = TRANSITIONS.get((self.state, step))

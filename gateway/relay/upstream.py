@@ -1,9 +1,9 @@
 """The port to an endpoint: the HTTP client that the relay needs, and its errors."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-Headers = Sequence[tuple[bytes, bytes]]
+from gateway.relay.asgi import Headers
 
 Sink = Callable[[bytes], bool]
 """Takes a piece of a body; returns False when its receiver is behind."""
@@ -27,7 +27,7 @@ class ConnectionLostError(UpstreamError):
 
 
 class Answer(Protocol):
-    """An answer whose head has arrived."""
+    """An answer whose head has arrived. The names of its headers are in lower case."""
 
     status: int
     headers: Headers

@@ -62,7 +62,7 @@ class Connection(asyncio.Protocol):
     Attributes:
         untouched: the connection ended before any byte of the current request had reached the endpoint.
         status: of the current answer.
-        headers: of the current answer, names as received.
+        headers: of the current answer, names in lower case.
     """
 
     def __init__(self) -> None:
@@ -269,7 +269,7 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # and not a trailer
-            self.headers.append((name, value))
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
@@ -279,8 +279,8 @@ class Connection(asyncio.Protocol):
             raise _StatusError
         self._in_head = False
         if self.status in BODILESS:
-            self.headers = [header for header in self.headers if header[0].lower() != b"content-length"]
-        framing = [(lowered, value) for name, value in self.headers if (lowered := name.lower()) in _FRAMING]
+            self.headers = [header for header in self.headers if header[0] != b"content-length"]
+        framing = [(name, value) for name, value in self.headers if name in _FRAMING]
         if any(name == b"transfer-encoding" and value.strip().lower() != b"chunked" for name, value in framing):
             raise _CodingError
         self._until_close = not framing

@@ -6,7 +6,8 @@ import pytest
 from gateway.admission.events import EndpointId
 from gateway.app.reached import Reached
 from gateway.pools.directory import Directory, Endpoint
-from gateway.relay.upstream import ConnectFailedError, Headers
+from gateway.relay.asgi import Headers
+from gateway.relay.upstream import ConnectFailedError
 from gateway.tokens.engine_count import UnansweredError
 from tests.unit.app.configured import access
 

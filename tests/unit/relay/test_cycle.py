@@ -1,12 +1,12 @@
 import asyncio
+import gc
+import weakref
 
 import pytest
 
-from gateway.relay.asgi import (
-    DIRECT,
-    WITH_BODY,
-    Body,
-)
+from gateway.relay.asgi import DIRECT, Body
+from gateway.relay.client_departure import while_connected
+from gateway.relay.response import Response, State
 from tests.unit.relay.listening import GET, connected, serving
 from tests.until import until
 
@@ -163,10 +163,11 @@ async def test_only_the_body_of_a_chunked_answer_under_way_is_written_at_once(be
     said = asyncio.Future()
 
     async def app(scope, receive, send):
+        write = scope["extensions"][DIRECT].write
         for message in before:
             await send(message)
         try:
-            scope["extensions"][DIRECT].write(b"a")
+            write(b"a")
         except RuntimeError as error:
             said.set_result(str(error))
         for message in after:
@@ -259,36 +260,97 @@ async def test_who_no_longer_waits_for_a_departure_is_not_told_and_an_answer_is_
     assert not told
 
 
-@pytest.mark.parametrize("whole", [True, False])
-async def test_a_head_may_wait_for_its_body_and_leave_with_it(whole):
-    go = asyncio.Event()
+KEPT, HALF = POST + b"abcd", POST + b"ab"
+CLOSED = (GET.replace(b"HTTP/1.1", b"HTTP/1.0"), GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        KEPT,
+        GET,
+        GET.replace(b"GET", b"HEAD"),
+        *CLOSED,
+        HALF,
+        HALF.replace(b"\r\n\r\n", b"\r\nexpect: 100-continue\r\n\r\n"),
+    ],
+    ids=["kept", "without a body", "HEAD", "1.0", "closed", "half a body", "continued"],
+)
+@pytest.mark.parametrize("status", [200, 204, 400])
+async def test_a_whole_answer_is_what_its_head_and_its_body_are(request_, status):
+    length, body = ((b"content-length", b"2"), b"ab") if status != 204 else ((b"x-none", b""), b"")
+    headers = [(b"x-is", b'caf\xe9\t"a"'), length]
+
+    async def answered(*, whole):
+        async def app(scope, _receive, send):
+            response = Response(scope, send)
+            if whole:
+                await response.whole(status, headers, body)
+            else:
+                await response.begin(status, headers)
+                await response.end(body)
+            assert (response.state, response.status) == (State.ENDED, status)
+
+        async with serving(app) as listener, connected(listener) as (reader, writer):
+            writer.write(request_)
+            head = await reader.readuntil(b"\r\n\r\n")
+            if request_ is KEPT:
+                writer.write(GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+            if request_ not in CLOSED:
+                writer.write_eof()
+            return without_date(head), without_date(await reader.read())
+
+    def without_date(data):
+        return [line for line in data.split(b"\r\n") if not line.startswith(b"date")]
+
+    assert await answered(whole=True) == await answered(whole=False)
+
+
+async def test_a_whole_answer_leaves_at_once():
+    async def app(scope, _receive, _send):
+        assert scope["extensions"][DIRECT].whole(200, [(b"content-length", b"2")], b"ab")
+
+    async with serving(app) as listener, connected(listener) as (reader, writer):
+        for _ in range(2):
+            writer.write(POST + b"abcd")
+            assert (await reader.readuntil(b"\r\n\r\nab")).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.parametrize("header", [(b"x", b"a\r\ny: b"), (b"x", b"a\nb"), (b"x\r", b"a"), (b"x", b"\0")])
+async def test_no_header_of_a_whole_answer_makes_another(header):
+    said = asyncio.Future()
+
+    async def app(scope, _receive, send):
+        try:
+            scope["extensions"][DIRECT].whole(200, [header, (b"content-length", b"0")], b"")
+        except RuntimeError as error:
+            said.set_result(str(error))
+        await send(EMPTY)
+        await send(END)
+
+    async with serving(app) as listener, connected(listener) as (_, writer):
+        writer.write(GET)
+        assert "control character" in await asyncio.wait_for(said, 60)
+
+
+async def test_an_answered_request_leaves_nothing_to_the_garbage_collector():
+    cycles = []
 
     async def app(scope, receive, send):
-        await send({**START, "headers": [(b"content-length", b"2")]} | ({WITH_BODY: True} if whole else {}))
-        await go.wait()
-        await send({"type": "http.response.body", "body": b"ab"})
+        cycles.append(weakref.ref(scope["extensions"][DIRECT]))
+        response = Response(scope, send)
+        with while_connected(scope, receive):
+            await response.whole(200, [(b"content-length", b"0")], b"")
 
-    async with serving(app) as listener, connected(listener) as (reader, writer):
-        writer.write(POST + b"abcd")
-        if whole:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(reader.read(1), 0.05)
-        else:
-            await reader.readuntil(b"\r\n\r\n")
-        go.set()
-        assert (await reader.readexactly(2) if not whole else await reader.readuntil(b"\r\n\r\nab")).endswith(b"ab")
-        writer.write(POST + b"abcd")
-        assert (await reader.readuntil(b"\r\n\r\nab")).startswith(b"HTTP/1.1 200 OK\r\n"), "and the next one likewise"
-
-
-async def test_a_head_whose_body_never_comes_ends_with_its_connection():
-    async def app(_scope, _receive, send):
-        await send({**START, "headers": [(b"content-length", b"2")], WITH_BODY: True})
-        raise RuntimeError("a defect")
-
-    async with serving(app) as listener, connected(listener) as (reader, writer):
-        writer.write(POST + b"abcd")
-        assert await reader.read() == b""
+    gc.disable()
+    try:
+        async with serving(app) as listener, connected(listener) as (reader, writer):
+            for _ in range(3):
+                writer.write(GET)
+                await reader.readuntil(b"\r\n\r\n")
+            await until(lambda: [cycle() is None for cycle in cycles[:2]] == [True, True])
+    finally:
+        gc.enable()
 
 
 async def test_who_half_closed_gets_an_answer_that_waits_for_nothing_and_is_not_told_of():

@@ -28,7 +28,7 @@ def test_headers_that_name_themselves_in_connection_stay_here():
     declared = ((b"connection", b"close, X-Secret"), (b"connection", b"x-other"))
     made = dict(sent(*declared, (b"x-secret", b"1"), (b"x-other", b"2")))
     assert made.keys() == {b"x-request-id", b"accept-encoding"}
-    back = dict(towards_client([(b"Connection", b"X-Hop"), (b"X-Hop", b"1"), (b"X-Kept", b"2")], b"id", length=None))
+    back = dict(towards_client([(b"connection", b"X-Hop"), (b"x-hop", b"1"), (b"x-kept", b"2")], b"id", length=None))
     assert back == {b"x-kept": b"2", b"x-request-id": b"id", b"x-accel-buffering": b"no"}
 
 
@@ -59,12 +59,12 @@ def test_a_priority_is_kvgates_to_give():
 def test_what_is_between_client_and_kvgate_goes_no_further_in_either_direction():
     asked = ((b"x-kvgate-ttft-ms", b"1"), (b"x-llm-d-slo-ttft-ms", b"2"), (b"x-kvgate-flow", b"a"))
     assert dict(sent(*asked)).keys() == {b"x-request-id", b"accept-encoding"}
-    engines = [(b"X-Kvgate-Endpoint", b"another"), (b"x-kvgate-queue-ms", b"1")]
+    engines = [(b"x-kvgate-endpoint", b"another"), (b"x-kvgate-queue-ms", b"1")]
     assert dict(towards_client(engines, b"id", length=None)).keys() == {b"x-request-id", b"x-accel-buffering"}
 
 
 def test_the_length_of_an_answer_is_told_where_it_is_known():
-    engines = [(b"content-length", b"5"), (b"transfer-encoding", b"chunked"), (b"date", b"x"), (b"X-Request-Id", b"e")]
+    engines = [(b"content-length", b"5"), (b"transfer-encoding", b"chunked"), (b"date", b"x"), (b"x-request-id", b"e")]
     assert dict(towards_client(engines, b"id", length=7))[b"content-length"] == b"7"
     assert towards_client(engines, b"id", length=None) == [(b"x-request-id", b"id"), (b"x-accel-buffering", b"no")]
 
@@ -140,4 +140,4 @@ def test_a_trace_is_known_if_the_client_keeps_it(given, trace):
     ],
 )
 def test_a_stream_is_one_however_its_type_is_written(kind, streamed):
-    assert is_stream([(b"x-other", b"text/event-stream"), (b"Content-Type", kind)]) is streamed
+    assert is_stream([(b"x-other", b"text/event-stream"), (b"content-type", kind)]) is streamed
