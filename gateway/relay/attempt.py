@@ -59,7 +59,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Retryable(msgspec.Struct, frozen=True):
-    """Nothing of an answer has reached the client: `generate.py` may send the request again.
+    """Nothing of an answer has reached the client: `attempts.py` may send the request again.
 
     Attributes:
         cause: why it comes back.

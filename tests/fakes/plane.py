@@ -1,6 +1,7 @@
 """A data plane without a network: a real gateway and core, in front of endpoints that answer what a test wants."""
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import count
@@ -304,3 +305,23 @@ class FakePlane:
 
     async def run(self, _flow: str, _size: int, work: Callable[..., Any], *args: Any) -> Any:
         return work(*args)
+
+
+def asked(**fields: Any) -> bytes:
+    """The body of a chat."""
+    return json.dumps({"model": "m", "messages": [], "max_tokens": 4, **fields}).encode()
+
+
+def error_of(client: Any) -> Any:
+    """The error that a client got."""
+    return json.loads(client.body)["error"]
+
+
+def would(plane: FakePlane) -> dict[str, float]:
+    """What `enforce` would have done, and how often."""
+    return {
+        sample.labels["decision"]: sample.value
+        for family in plane.metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "kvgate_would_total"
+    }

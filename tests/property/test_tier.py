@@ -194,7 +194,7 @@ class Front:
         request.task = asyncio.create_task(self.serve(request))
 
     async def serve(self, request: Request) -> None:
-        """Its life, as in `gateway.relay.generate`."""
+        """Its life, as in `gateway.relay.attempts`."""
         admission, number = self.link.admission(request.model), request.arrival.request
         held = False
         try:

@@ -286,7 +286,7 @@ class Front(Process):
         request.task = self.loop.create_task(self.serve(request, arrival))
 
     async def serve(self, request: Request, arrival: Arrived) -> None:
-        """Its life, as in `gateway.relay.generate`."""
+        """Its life, as in `gateway.relay.attempts`."""
         admission, number = self.apart.admission("m"), arrival.request
         held = False
         try:

@@ -4,15 +4,12 @@ import json
 import tracemalloc
 
 import pytest
-from msgspec.structs import replace
 
-from gateway.admission.events import EndpointId, Progress
+from gateway.admission.events import Progress
 from gateway.relay.asgi import Room
 from gateway.relay.upstream import UpstreamError
-from gateway.tokens.count import CountingOverloadedError, CountUnavailableError, PromptTooLongError
-from gateway.wire.request import EDITED_INLINE_BYTES, INLINE_BYTES, InvalidRequestError
 from gateway.wire.token_ids import IdsField
-from tests.fakes.plane import ASKED, DONE, LAST, TOKEN, USED, WHOLE, FakePlane, Reply, stream
+from tests.fakes.plane import ASKED, DONE, LAST, TOKEN, USED, WHOLE, FakePlane, Reply, asked, error_of, stream, would
 
 pytestmark = pytest.mark.usefixtures("hurried")
 
@@ -27,24 +24,6 @@ async def plane(hurried):
 @pytest.fixture
 async def observing(hurried):
     return FakePlane(admission={"mode": "observe"})
-
-
-def asked(**fields):
-    return json.dumps({"model": "m", "messages": [], "max_tokens": 4, **fields}).encode()
-
-
-def error(client):
-    return json.loads(client.body)["error"]
-
-
-def would(plane):
-    """What `enforce` would have done, and how often."""
-    return {
-        sample.labels["decision"]: sample.value
-        for family in plane.metrics.registry.collect()
-        for sample in family.samples
-        if sample.name == "kvgate_would_total"
-    }
 
 
 async def occupy(plane, answer=WHOLE):
@@ -88,8 +67,8 @@ async def test_one_that_is_refused_is_told_when_to_come_back(hurried, queue, sta
     first, free = await occupy(plane)
     for _ in range(2):
         refused = await plane.ask().ended()
-        assert (refused.status, error(refused)["code"]) == (status, code)
-        assert f"Please retry in {refused.headers['retry-after']} s." in error(refused)["message"]
+        assert (refused.status, error_of(refused)["code"]) == (status, code)
+        assert f"Please retry in {refused.headers['retry-after']} s." in error_of(refused)["message"]
     samples = plane.metrics.registry.get_sample_value
     assert samples("kvgate_returns_total", {"model": "m"}) == 1, "the second time it came back"
     free.set()
@@ -121,87 +100,8 @@ async def test_one_that_waits_again_in_vain_is_told_what_its_endpoint_said(hurri
     plane = FakePlane(admission={"queue": {"ttl": 0.5}, "ttft_target": None})
     plane.replies.append(Reply(BUSY, status=503))
     client = await plane.ask().ended()
-    assert (client.status, error(client)["code"]) == (429, "queue_timeout")
-    assert "we are currently busy" in error(client)["message"]
-
-
-async def test_an_urgent_request_has_no_more_than_its_key_allows(plane):
-    client = plane.plane.clients.named("peer")
-    plane.plane.clients.identify = lambda _scope: replace(client, band=3)
-    plane.replies.append(Reply(WHOLE))
-    await plane.ask(asked(priority=1)).ended()
-    *_, headers, body = plane.sent[0]
-    assert headers["x-vllm-priority"] == "3"
-    assert json.loads(body)["priority"] == 3
-
-
-async def test_usage_is_asked_for_where_the_client_did_not(plane):
-    plane.replies.append(stream())
-    await plane.ask(asked(stream=True)).ended()
-    assert json.loads(plane.sent[0][4])["stream_options"] == {"include_usage": True}
-
-
-@pytest.mark.parametrize(
-    ("more", "times"), [(INLINE_BYTES, 2), (EDITED_INLINE_BYTES, 1), (EDITED_INLINE_BYTES // 2, 0)]
-)
-async def test_a_large_body_is_edited_off_the_loop(plane, monkeypatch, more, times):
-    sizes = []
-    run = plane.run
-
-    async def noted(flow, size, work, *args):
-        sizes.append(size)
-        return await run(flow, size, work, *args)
-
-    monkeypatch.setattr(plane, "run", noted)
-    plane.replies.append(stream())
-    body = asked(stream=True, stream_options={"include_usage": False}, user="x" * more)
-    client = await plane.ask(body).ended()
-    assert client.status == 200
-    sent = json.loads(plane.sent[0][4])
-    assert sent["stream_options"] == {"include_usage": True}
-    assert sent["user"] == "x" * more
-    assert sizes == [len(body)] * times, "read there, then edited there"
-
-
-# Requests that cannot be served.
-
-
-@pytest.mark.parametrize(
-    ("raised", "status", "code"),
-    [
-        (PromptTooLongError(200), 400, "context_length_exceeded"),
-        (InvalidRequestError("no such role", "messages"), 400, "invalid_request"),
-        (CountingOverloadedError(), 429, "queue_full"),
-    ],
-)
-async def test_what_cannot_be_counted_is_refused(plane, raised, status, code):
-    plane.counter.errors.append(raised)
-    client = await plane.ask().ended()
-    assert (client.status, error(client)["code"]) == (status, code)
-    assert "x-kvgate-prompt-tokens" not in client.headers
-    assert plane.sent == []
-
-
-async def test_what_is_too_long_is_refused_with_its_count(plane):
-    client = await plane.ask(asked(max_tokens=101)).ended()
-    assert (client.status, error(client)["code"]) == (400, "context_length_exceeded")
-    assert client.headers["x-kvgate-prompt-tokens"] == "3"
-
-
-async def test_generation_in_the_background_is_refused(plane):
-    client = await plane.ask(b'{"model":"m","input":"x","background":true}', path="/v1/responses").ended()
-    assert (client.status, error(client)["param"]) == (400, "background")
-
-
-async def test_no_client_gets_a_llama_server_to_generate_more_than_was_accounted_for(plane):
-    plane.up("a", kind="llama-server")
-    for path, body in (
-        ("/v1/chat/completions", asked(n_predict=90)),
-        ("/v1/completions", asked(prompt="x", max_completion_tokens=90)),
-    ):
-        client = await plane.ask(body, path=path).ended()
-        assert (client.status, error(client)["code"]) == (400, "forbidden_field")
-    assert plane.sent == []
+    assert (client.status, error_of(client)["code"]) == (429, "queue_timeout")
+    assert "we are currently busy" in error_of(client)["message"]
 
 
 @pytest.mark.parametrize(("kind", "completion_tokens"), [("vllm", 1), ("llama-server", 3)])
@@ -212,39 +112,6 @@ async def test_the_usage_of_one_of_several_sequences_stands_for_all(plane, kind,
     (line,) = plane.lines
     assert (line["prompt_tokens"], line["completion_tokens"]) == (3, completion_tokens)
 
-
-async def test_a_model_that_nobody_serves_any_more_is_not_counted_in_vain(plane):
-    async def count(*_args, **_more):
-        plane.cores.remove(EndpointId("a"))
-        return await type(plane.counter).count(plane.counter, *_args, **_more)
-
-    plane.counter.count = count
-    client = await plane.ask().ended()
-    assert (client.status, error(client)["code"]) == (503, "no_endpoint")
-
-
-async def test_a_prompt_that_its_engine_must_count_waits_for_one(plane):
-    plane.cores.down(EndpointId("a"), "down: gone")
-    plane.counter.errors.append(CountUnavailableError("nobody answers"))
-    plane.replies.append(Reply(WHOLE))
-    client = plane.ask()
-    await asyncio.sleep(5)
-    plane.up("a")
-    await client.ended()
-    assert client.status == 200
-    assert int(client.headers["x-kvgate-queue-ms"]) >= 5000
-
-
-async def test_a_prompt_that_nobody_comes_to_count_is_refused(plane):
-    plane.cores.down(EndpointId("a"), "down: gone")
-    plane.counter.errors.extend([CountUnavailableError("nobody answers")] * 2)
-    client = await plane.ask().ended()
-    assert (client.status, error(client)["code"]) == (503, "no_endpoint")
-    assert plane.lines[0]["queue_ms"] == 60_000
-    assert "The prompt could not be counted: nobody answers." in error(client)["message"]
-
-
-# The memory of its body.
 
 SIZE = 4 << 20
 LARGE = asked(stream=True, metadata={"p": "x" * SIZE})
@@ -305,7 +172,7 @@ async def test_bodies_that_were_sent_and_have_no_answer_leave_others_no_room(pla
     first = plane.ask(LARGE)
     await sent(plane)
     refused = await plane.ask(LARGE).ended()
-    assert (refused.status, error(refused)["code"]) == (503, "gateway_full")
+    assert (refused.status, error_of(refused)["code"]) == (503, "gateway_full")
     first.leave() if gone == "left" else begins.set()
     await plane.turns()
     if gone == "answered":
@@ -317,41 +184,6 @@ async def test_bodies_that_were_sent_and_have_no_answer_leave_others_no_room(pla
 
 
 # Observe mode.
-
-
-@pytest.mark.parametrize(
-    ("errors", "body", "decision"),
-    [
-        ([PromptTooLongError(200)], ASKED, "context_length_exceeded"),
-        ([], asked(max_tokens=101), "context_length_exceeded"),
-    ],
-)
-async def test_to_observe_is_to_let_through_what_would_be_refused(observing, errors, body, decision):
-    observing.counter.errors.extend(errors)
-    observing.replies.append(Reply(WHOLE))
-    client = await observing.ask(body).ended()
-    assert client.status == 200
-    assert observing.sent[0][4] == body
-    assert would(observing) == {decision: 1}
-
-
-async def test_to_observe_is_to_let_through_what_nobody_could_count(observing):
-    observing.cores.down(EndpointId("a"), "down: gone")
-    observing.counter.errors.extend([CountUnavailableError("nobody answers")] * 2)
-    observing.replies.append(Reply(WHOLE))
-    client = observing.ask()
-    await asyncio.sleep(5)
-    observing.up("a")
-    await client.ended()
-    assert (client.status, client.headers["x-kvgate-counted"]) == (200, "estimate")
-    assert would(observing) == {"no_endpoint": 1}
-
-
-async def test_to_observe_is_to_let_through_generation_in_the_background(observing):
-    observing.replies.append(Reply(b'{"id":"resp_1","status":"queued"}'))
-    body = b'{"model":"m","input":"x","background":true}'
-    assert (await observing.ask(body, path="/v1/responses").ended()).status == 200
-    assert would(observing) == {"forbidden_field": 1}
 
 
 async def test_to_observe_is_to_count_what_would_have_waited(observing):

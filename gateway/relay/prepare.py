@@ -1,0 +1,115 @@
+"""The preparation of a generation request for one pool: counted, bounded, its body made what an endpoint gets.
+
+Apart from `attempts.py`, so that a long stream does not keep in memory what only this needed.
+"""
+
+from dataclasses import replace
+
+from msgspec import structs
+
+from gateway.admission.events import Demand
+from gateway.pools.directory import Pool
+from gateway.relay.client_identity import Client
+from gateway.relay.destination import retry_after, wait_for_endpoint
+from gateway.relay.editing import asks_usage, edited_for
+from gateway.relay.exchange import Exchange, RefusedError
+from gateway.relay.fingerprint import fingerprint
+from gateway.relay.plane import Plane
+from gateway.relay.understand import (
+    Asked,
+    UncountedError,
+    Work,
+    bounded,
+    counted,
+    demanded,
+    refuse_adapter,
+    refuse_background,
+    refuse_overriding,
+    require_endpoints,
+)
+from gateway.tokens.count import PromptCount, Source
+from gateway.tokens.features import Kind
+from gateway.wire.request import Edits, GenerationRequest
+
+_BYTES_PER_TOKEN = 4
+"""Used only to give a size to a request that observe mode lets through uncounted."""
+
+
+async def prepare(plane: Plane, asked: Asked, pool: Pool) -> Work:
+    """Count a request for this pool, and make its body what an endpoint gets.
+
+    Raises:
+        RefusedError: it ends with an error.
+        asyncio.CancelledError: the client left.
+    """
+    exchange, client, payload = asked.exchange, asked.client, asked.payload
+    request, size = structs.replace(asked.request, body=payload.data), len(payload.data)
+    refuse_adapter(client, request)
+    try:
+        refuse_background(request)
+    except RefusedError as refused:
+        _raise_unless_observing(plane, pool, refused)
+    since = plane.clock()
+    try:
+        count = await _counted(plane, exchange, pool, request, client)
+    finally:
+        exchange.counting_ended(since)
+    if count.ids:
+        payload.keep(count.ids)
+        count = replace(count, ids=b"")  # from here on only the payload has them
+    exchange.count = count
+    refuse_overriding(pool.overriding, request)
+    demand, most = bounded(pool, client, request, count, _demanded(plane, pool, request, count))
+    exchange.demand, exchange.max_tokens = demand, most
+    known_by = await fingerprint(client.flow, payload.data, plane.hash_key)
+    request = asked.request  # from here on only the payload has the bytes
+    work = Work(request, size, pool, count, demand, client, asked.ttft_target, known_by, most)
+    edits = Edits(asks_usage(request), work.band, most)
+    payload.data = await edited_for(plane, client, payload.data, request, edits)
+    return work
+
+
+def _raise_unless_observing(plane: Plane, pool: Pool, refused: RefusedError) -> None:
+    """In observe mode, note the refusal that `enforce` would have made.
+
+    Raises:
+        RefusedError: the one given, in every other mode.
+    """
+    if not plane.observes:
+        raise refused
+    plane.metrics.model(pool.name).would(refused.outcome)
+
+
+async def _counted(
+    plane: Plane, exchange: Exchange, pool: Pool, request: GenerationRequest, client: Client
+) -> PromptCount:
+    waited = came_up = False
+    while True:
+        try:
+            return await counted(pool, request, client.flow)
+        except UncountedError as uncounted:
+            # After one wait: an engine is up and still cannot count, or none came.
+            if waited and (pool.healthy() or not came_up):
+                again = retry_after(pool.endpoints.values())
+                refused = RefusedError(uncounted.outcome, uncounted.message, retry_after=again)
+                _raise_unless_observing(plane, pool, refused)
+                return _estimate(request)
+        except RefusedError as refused:
+            _raise_unless_observing(plane, pool, refused)
+            return _estimate(request)
+        # Only an engine can count this, and none is up: wait for one. It may leave again before it has counted.
+        await wait_for_endpoint(plane, exchange, pool, len(request.body))
+        waited, came_up = True, bool(pool.healthy())
+
+
+def _estimate(request: GenerationRequest) -> PromptCount:
+    return PromptCount((max(1, len(request.body) // _BYTES_PER_TOKEN),), Source.ESTIMATE, Kind(request.api))
+
+
+def _demanded(plane: Plane, pool: Pool, request: GenerationRequest, count: PromptCount) -> Demand:
+    require_endpoints(pool)
+    try:
+        return demanded(pool, request, count)
+    except RefusedError as refused:
+        _raise_unless_observing(plane, pool, refused)
+        return demanded(pool, request, PromptCount(count.prompts, Source.ESTIMATE, count.kind))
