@@ -60,17 +60,23 @@ def follow(left: threading.Event) -> None:
     _thread.left = left
 
 
-@contextmanager
-def limited(seconds: float, characters: int = sys.maxsize) -> Iterator[None]:
+class limited:  # noqa: N801  # used like a function
     """Let what this thread does inside take so much CPU time, and handle texts of so many characters.
 
     Raises:
         TooMuchHereError: it is more, as far as the job looked.
     """
-    _thread.until, _thread.most = time.thread_time() + seconds, characters
-    try:
-        yield
-    finally:
+
+    __slots__ = ("_characters", "_seconds")
+
+    def __init__(self, seconds: float, characters: int = sys.maxsize) -> None:
+        self._seconds = seconds
+        self._characters = characters
+
+    def __enter__(self) -> None:
+        _thread.until, _thread.most = time.thread_time() + self._seconds, self._characters
+
+    def __exit__(self, *_: object) -> None:
         _thread.until, _thread.most = math.inf, sys.maxsize
 
 

@@ -20,6 +20,7 @@ from gateway.tokens.normalise import (
     ChatPrompt,
     Encoding,
     TextPrompt,
+    TokenIds,
     batched,
     chat_encoding,
     chat_prompt,
@@ -34,8 +35,7 @@ from gateway.tokens.responses_api import from_responses
 from gateway.wire.request import MAX_REPEATED_BYTES, Api, InvalidRequestError
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
+class Counted(msgspec.Struct, frozen=True):
     """Token counts of a request's prompts, in order."""
 
     prompts: tuple[int, ...]
@@ -309,7 +309,7 @@ def _with_ids(body: bytes) -> Json | None:
         fields = _SPLIT.decode(body)
         ids = _IDS.decode(fields.pop("prompt"))
         rest: Json = _decode(str(msgspec.json.encode(fields), "utf-8"))[0]
-        return rest | {"prompt": ids}
+        return rest | {"prompt": TokenIds(ids)}
     except (KeyError, ValueError, RecursionError):
         return None
 
@@ -381,7 +381,7 @@ def _measured(
     if isinstance(prompt, TextPrompt):
         return renderer(source).measure_texts(prompt, max_model_len)
     one = renderer(source).measure_chat(prompt, max_model_len)
-    return [one if alone else replace(one, encoded=None)]  # the tokens of all conversations would be large
+    return [one if alone else structs.replace(one, encoded=None)]  # the tokens of all conversations would be large
 
 
 def _brought(

@@ -46,6 +46,12 @@ class ChatPrompt(msgspec.Struct, frozen=True):
     encoding: Encoding
 
 
+class TokenIds(list[int]):
+    """Token ids of whose items nobody need ask whether they are numbers."""
+
+    __slots__ = ()
+
+
 class TextPrompt(msgspec.Struct, frozen=True):
     """The prompts of a completions request: texts, or token ids."""
 
@@ -301,4 +307,4 @@ _NUMBERS = frozenset({int, float, bool})
 
 
 def _is_ids(items: list[Any]) -> bool:
-    return _NUMBERS.issuperset(map(type, items))
+    return type(items) is TokenIds or _NUMBERS.issuperset(map(type, items))

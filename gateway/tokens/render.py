@@ -9,11 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import msgspec
 
 from gateway.runtime.descriptors import lacking
 from gateway.tokens.count import PromptTooLongError
@@ -31,8 +31,7 @@ from gateway.tokens.transformers_tokenizer import load
 from gateway.wire.request import InvalidRequestError
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerSource:
+class TokenizerSource(msgspec.Struct, frozen=True):
     """The source of a tokenizer; equal sources share one tokenizer in each process."""
 
     name: str
@@ -42,8 +41,7 @@ class TokenizerSource:
     """A template to use instead of the tokenizer's own, as `--chat-template` makes the engine do."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredPrompt:
+class MeasuredPrompt(msgspec.Struct, frozen=True):
     """A prompt's length, and its tokens."""
 
     tokens: int

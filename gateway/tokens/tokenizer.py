@@ -1,8 +1,9 @@
 """The tokenizer as the renderer sees it, whoever loaded it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from gateway.tokens.messages import Json
 from gateway.tokens.template import ChatTemplate
@@ -22,8 +23,7 @@ class Tokens(Protocol):
         """The number of tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ids:
+class Ids(msgspec.Struct, frozen=True):
     """Token ids at hand."""
 
     ids: Sequence[int]
