@@ -1,6 +1,6 @@
 """The departure of a client: what is done for it ends once it has left.
 
-The cancelled code gives back what it holds: `Attempt.run` the connection to its engine, `attempts.generate` its reservation.
+The cancelled code gives back what it holds: `Attempt.run` the connection to its engine, `generate` its reservation.
 """
 
 import asyncio
