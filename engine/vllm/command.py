@@ -1,4 +1,7 @@
-"""PURE. The command line of a vLLM, and its KV cache on a CPU."""
+"""PURE. kvgate's own part of a vLLM's command line, and its KV cache on a CPU.
+
+`engine.spec.argv` joins it with the user's arguments.
+"""
 
 from collections.abc import Mapping
 

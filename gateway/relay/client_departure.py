@@ -1,6 +1,7 @@
 """The departure of a client: what is done for it ends once it has left.
 
 The cancelled code gives back what it holds: `Attempt.run` the connection to its engine, `generate` its reservation.
+With kvgate's own server `cycle.py` notices it, when the connection ends.
 """
 
 import asyncio
