@@ -15,12 +15,12 @@ WATCHED = 10
 class Carried:
     """A request of this front, which waits or is on an endpoint."""
 
-    __slots__ = ("arrival", "avoid", "came_at", "endpoint", "failures", "generated", "model")
+    __slots__ = ("arrival", "avoid", "came_at", "endpoint", "failures", "generated", "model", "waits_since")
 
     def __init__(self, model: str, arrival: Arrived, now: float) -> None:
         self.model = model
         self.arrival = arrival
-        self.came_at = now
+        self.came_at = self.waits_since = now
         self.endpoint: EndpointId | None = None
         """The one it is on; None while it waits."""
         self.generated = 0
@@ -32,7 +32,7 @@ class Carried:
 
         `charged_until`: what came until then, an owner charged to its tenant.
         """
-        waited, charged = now - self.came_at, self.came_at <= charged_until
+        waited, charged = now - self.waits_since, self.came_at <= charged_until
         return replace(self.arrival, waited=waited, failures=self.failures, avoid=self.avoid, charged=charged)
 
 

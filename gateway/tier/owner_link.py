@@ -370,7 +370,7 @@ class Link:
                 known = carried[request]
                 if why is Back.FAILED:
                     known.failures += 1
-                    known.avoid = known.endpoint
+                    known.avoid, known.waits_since = known.endpoint, self._clock()
                 known.endpoint, known.generated = None, 0
                 if request not in self._declaration:
                     self.send(GivenBack(model, known.as_of(self._clock(), self._charged_until), why))

@@ -111,6 +111,7 @@ class Known:
 
     arrival: Arrived
     arrived_at: float
+    """Or when its wait began anew, as an endpoint had it and did not answer."""
     early: bool = False
     """It was told to come back, and came before that."""
     told: tuple | None = None
@@ -118,6 +119,7 @@ class Known:
     endpoint: str | None = None
     avoid: str | None = None
     failures: int = 0
+    unreached: bool = False
     seen: int = 0
     ends: int = 0
 
@@ -315,6 +317,9 @@ class Admission(RuleBasedStateMachine):
         if known.endpoint is not None:
             if why is Back.UNREACHED:
                 self.unreached[front_of(request), known.endpoint] = self.now + TUNING.unreached
+            if why is Back.FAILED or (why is Back.UNREACHED and not known.unreached):
+                known.arrived_at = self.now
+            known.unreached |= why is Back.UNREACHED
             if why is Back.FAILED:
                 known.failures += 1
                 known.avoid = known.endpoint
@@ -545,7 +550,8 @@ class Admission(RuleBasedStateMachine):
         for shown in self.controller.snapshot(self.now).endpoints:
             if shown.up and not shown.in_flight and "busy" not in shown.closed_by:
                 heads = [k for k in self.known.values() if k.waiting and shown.id in self.eligible(k)]
-                assert not [k for k in heads if not self.may_wait(k, shown)], shown
+                kept = shown.capacity.holds_limit and [k for k in heads if self.may_wait(k, shown)]
+                assert kept or not [k for k in heads if not self.may_wait(k, shown)], shown
 
     def may_wait(self, known, shown):
         """For its share, or where it would fail requests that are not ours."""
@@ -608,7 +614,7 @@ class Admission(RuleBasedStateMachine):
         open_ones = [promise for alike in promises._by_fingerprint.values() for promise in alike]
         assert len(promises) == len(open_ones)
         returned = [r.promise for r in self.controller._requests.values() if r.promise is not None and r.promise.used]
-        waiting = [p for p in returned if not p.over]
+        waiting = [p for p in returned if not p.ended]
         assert len({p.order for p in open_ones + waiting}) == len(open_ones + waiting), "a turn was given twice"
         for (band, flow), clock in promises._flows.items():
             owed = sum(p.cost for p in open_ones + waiting if (p.band, p.flow) == (band, flow))

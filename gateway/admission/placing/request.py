@@ -48,12 +48,14 @@ class RequestRecord:
         "state",
         "throttled",
         "ticket",
+        "unreached",
     )
 
     def __init__(self, arrival: Arrived, now: float, kind: Kind) -> None:
         demand = arrival.demand
         self.arrival = arrival
         self.arrived_at = now - arrival.waited
+        """When its wait began: at its arrival, or anew when an endpoint had it and did not answer."""
         self.kind = kind
         self.size = demand.prompt_tokens
         """Its prompt tokens."""
@@ -79,6 +81,8 @@ class RequestRecord:
         """Number of endpoints that failed on it."""
         self.avoid: EndpointId | None = arrival.avoid
         """The endpoint that failed on it last. Another is tried if there is another."""
+        self.unreached = False
+        """Whether its front could not connect to an endpoint that it was sent to."""
         self.lane: LaneKey = (0, None, None)
         """Its lane in the queue."""
         self.order = 0

@@ -339,6 +339,19 @@ class TestEndings:
         p = play(ttl=10) >> up("a") >> arrived(1) << Dispatch(1, "a")
         p >> at(10) >> Returned(1, Back.BUSY) << refused(1, Outcome.QUEUE_TIMEOUT)
 
+    @pytest.mark.parametrize("why", [Back.FAILED, Back.UNREACHED])
+    def test_its_time_on_an_endpoint_that_did_not_answer_was_no_wait_for_room(self, play, why):
+        p = play(ttft_target=5) >> up("a") >> up("b", seqs=1) >> arrived(1) << Dispatch(1, "a")
+        p >> at(31) >> Returned(1, why) << Dispatch(1, "b")
+        p = play(ttft_target=5) >> up("a") >> up("b", seqs=1) >> arrived(1) << Dispatch(1, "a")
+        p >> at(31) >> arrived(2, blocks=95) << Dispatch(2, "b") >> Returned(1, why) >> EndpointDown("a", "dead")
+        p << nothing >> at(35.9) >> Tick() << nothing >> at(36) >> Tick() << refused(1, Outcome.WAIT_TOO_LONG)
+
+    def test_who_can_connect_to_none_does_not_try_for_ever(self, play):
+        p = play(ttft_target=5) >> up("a") >> up("b") >> arrived(1) << Dispatch(1, "a")
+        p >> at(5) >> Returned(1, Back.UNREACHED) << Dispatch(1, "b")
+        p >> at(10) >> Returned(1, Back.UNREACHED) << refused(1, Outcome.WAIT_TOO_LONG)
+
     def test_a_busy_endpoint_is_left_alone_until_the_next_scrape(self, play):
         p = play() >> up("a") >> arrived(1) << Dispatch(1, "a") >> Returned(1, Back.BUSY) << nothing
         assert p.endpoint("a").closed_by == ("busy",)

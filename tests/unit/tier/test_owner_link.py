@@ -247,10 +247,12 @@ async def test_a_dispatch_to_where_it_cannot_go_is_given_back(world):
 async def test_what_comes_back_says_all_that_an_owner_must_know(world):
     await world.welcome()
     arrival = await world.in_flight()
+    await asyncio.sleep(1.0)
     again = asyncio.create_task(world.link.admission("m").readmit(arrival.request, Back.FAILED))
-    (back,) = await world.owner.heard()
+    *_, back = await world.owner.heard()
     assert (back.model, back.why) == ("m", Back.FAILED)
     assert (back.arrival.request, back.arrival.failures, back.arrival.avoid) == (arrival.request, 1, HERE)
+    assert back.arrival.waited == pytest.approx(0.0, abs=0.1), "its time there was no wait for room"
     again.cancel()
     await turns()
 
