@@ -126,5 +126,5 @@ class Outlooks(RuleBasedStateMachine):
         assert self.endpoint.outlook.peak >= self.brute_force() - self.grown
 
 
-Outlooks.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
+Outlooks.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestOutlooks = Outlooks.TestCase
