@@ -12,8 +12,9 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-BORDER = {"__init__", "commands", "events", "explanation", "limit", "outcomes", "policy", "snapshot"}
-"""Modules of values that others look into: msgspec and pydantic read types, which compiled classes do not keep."""
+BORDER = {"__init__", "commands", "events", "explanation", "limit", "outcomes", "policy", "snapshot", "value"}
+"""Modules of values that others look into: msgspec and pydantic read types, which compiled classes do not keep. And
+`value`, which is one thing for the type checker and another at run time."""
 
 
 def compiles() -> bool:

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from gateway.admission.events import EndpointId, RequestId
 from gateway.admission.limits.limit import Exceeded, Standing
 from gateway.admission.outcomes import Outcome
+from gateway.admission.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Dispatch:
     """Send the request to this endpoint now. Its reservation is made."""
 

@@ -9,6 +9,7 @@ from typing import NewType
 
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Policy
+from gateway.admission.value import value
 
 RequestId = NewType("RequestId", int)
 FRONT_BITS = 32
@@ -26,7 +27,7 @@ def front_of(request: RequestId) -> int:
     return request >> FRONT_BITS
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Demand:
     """The demand of one request on the KV cache: a group of sequences that share their prompts.
 
@@ -55,7 +56,7 @@ class Demand:
         return sum(self.prompts)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Arrived:
     """A counted request arrived. Exactly one `Dispatch` or `Reject` answers it."""
 
@@ -107,7 +108,7 @@ class Cancelled:
     request: RequestId
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Progress:
     """A batch of progress since the last: `(request, tokens generated so far)`, summed over a group's sequences.
 
@@ -128,7 +129,7 @@ class Verdict(Enum):
     """The endpoint failed, and the request ends."""
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class Finished:
     """A dispatched request left its endpoint for good."""
 

@@ -1,9 +1,10 @@
 """The count of a request's prompts, its source, and the ways counting fails."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from gateway.admission.events import Prefix
+from gateway.admission.value import value
 from gateway.tokens.features import Kind
 
 
@@ -26,7 +27,7 @@ class Source(StrEnum):
         return self in (Source.LOCAL, Source.ENGINE)
 
 
-@dataclass(frozen=True, slots=True)
+@value(frozen=True, slots=True)
 class PromptCount:
     """The tokens of every prompt of a request, in order."""
 
