@@ -31,7 +31,7 @@ STAGES: tuple[tuple[str, str], ...] = (
     ("gateway.relay.http_protocol:", "client's connection, HTTP in"),
     ("gateway.relay.framing:", "client's connection, HTTP in"),
     ("gateway.relay.cycle:Cycle.send", "client's connection, answer out"),
-    ("gateway.relay.cycle:_WithBody", "client's connection, answer out"),
+    ("gateway.relay.cycle:Cycle.whole", "client's connection, answer out"),
     ("gateway.relay.cycle:Cycle.write", "client's connection, answer out"),
     ("gateway.relay.response:", "client's connection, answer out"),
     ("gateway.relay.headers:towards_client", "client's connection, answer out"),
