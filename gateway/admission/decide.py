@@ -14,7 +14,7 @@ from gateway.admission.placing import picker
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.request import LaneKey, RequestRecord
 from gateway.admission.placing.request_lifecycle import State
-from gateway.admission.placing.rules import Rule, declined_by
+from gateway.admission.placing.rules import Rule, declined_by, spared
 from gateway.admission.pool import Pool
 
 REASONS = {
@@ -92,11 +92,15 @@ def place(pool: Pool, request: RequestRecord, now: float, without: Container[End
 
 
 def let_through(pool: Pool, request: RequestRecord, now: float) -> EndpointRecord | None:
-    """The endpoint to which observe mode dispatches a request: any in reach whose engine is not `busy`."""
+    """The endpoint to which observe mode dispatches a request: any in reach whose engine is not `busy`.
+
+    One that is spared counts only if there is no other: as the emptiest it would get all that has no room elsewhere.
+    """
     identifier, reach = request.arrival.request, pool.endpoints.reach
     free = [e for e in pool.endpoints.live if not e.busy(now) and reach.reaches(identifier, e.id)]
     fitting = [endpoint for endpoint in pool.endpoints.eligible(request) if endpoint in free]
-    return picker.pick(fitting or free, request, now)
+    fitting = fitting or free
+    return picker.pick([e for e in fitting if not spared(e, request, now)] or fitting, request, now)
 
 
 def barred(pool: Pool, request: RequestRecord, lane: LaneKey | None) -> Refused | None:

@@ -123,6 +123,8 @@ class Rule:
             request over a limit would wait for ever. One that measures applies there only where requests hold their
             whole limit: such an engine may fail the requests of others for one of ours, but does not preempt.
         measures: Whether the rule needs `Ask.measure`. Skipped while the size of the KV cache is unknown.
+        spares: Whether it also declines where the engine may not work: on trial, failing or cold. Observe mode goes by
+            it, too, if another endpoint is there. A row that measures cannot have it.
     """
 
     name: str
@@ -136,6 +138,7 @@ class Rule:
     lasts: bool = False
     idle: bool = False
     measures: bool = False
+    spares: bool = False
     in_force: Callable[[Policy], bool] = _always
 
 
@@ -217,6 +220,7 @@ RULES = (
         _failing,
         closes=True,
         idle=True,
+        spares=True,
     ),
     Rule(
         "sequences",
@@ -225,6 +229,7 @@ RULES = (
         Unit.SEQUENCES,
         closes=True,
         lasts=True,
+        spares=True,
     ),
     Rule(
         "cold",
@@ -232,6 +237,7 @@ RULES = (
         _cold,
         closes=True,
         lasts=True,
+        spares=True,
     ),
     Rule(
         "gate",
@@ -293,6 +299,7 @@ _PLAIN_IDLE = tuple(rule for rule in _PLAIN if rule.idle)
 _MEASURING = tuple(rule for rule in RULES if rule.measures)
 _MEASURING_IDLE = tuple(rule for rule in _MEASURING if rule.idle)
 _FREEING = tuple(rule for rule in RULES if rule.frees)
+_SPARING = tuple(rule for rule in RULES if rule.spares)
 
 
 def throttling(policy: Policy) -> tuple[Rule, ...]:
@@ -362,6 +369,12 @@ def closed_by(endpoint: EndpointRecord, now: float) -> tuple[Rule, ...]:
         ask.measure(blocks)
     asked = RULES if blocks is not None else _PLAIN
     return tuple(rule for rule in asked if rule.closes and rule.shortage(ask) > 0)
+
+
+def spared(endpoint: EndpointRecord, request: RequestRecord, now: float) -> bool:
+    """Whether a rule that `spares` the endpoint declines the request. An idle one gets a request to try it with."""
+    ask = Ask(endpoint, request, now)
+    return any(rule.shortage(ask) > 0 for rule in _SPARING if rule.idle or not endpoint.idle)
 
 
 def may_fit(endpoint: EndpointRecord, now: float) -> bool:

@@ -3,10 +3,11 @@
 import pytest
 
 from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.events import ShutdownStarted
+from gateway.admission.events import Back, EndpointDown, Returned, ShutdownStarted
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Mode
-from tests.unit.admission.playbook import arrived, at, nothing, progress, up
+from gateway.admission.tuning import TUNING
+from tests.unit.admission.playbook import arrived, at, done, nothing, progress, up
 
 
 def asked(p, *args, **settings):
@@ -65,6 +66,24 @@ def test_what_must_leave_room_for_other_flows_waits_and_observe_mode_notes_it(pl
     else:
         assert (told.rule, told.verdict) == ("share", "queue")
         p << nothing
+
+
+def test_observe_mode_sends_one_request_to_an_endpoint_on_trial_while_another_is_up(play):
+    p = play(mode=Mode.OBSERVE) >> up("a", blocks=100) >> arrived(1, blocks=85) << Dispatch(1, "a") >> progress(r1=1)
+    p >> up("b", blocks=100, seqs=1) >> arrived(2) << Dispatch(2, "b")
+    told = asked(p, blocks=15)
+    assert (told.would, told.endpoint) == ("queued", "a")
+    p >> arrived(3, blocks=15) << Dispatch(3, "a", "queued") >> EndpointDown("a", "killed")
+    p >> arrived(4) << Dispatch(4, "b", "queued")
+
+
+def test_observe_mode_spares_an_endpoint_that_fails_on_all_it_gets(play):
+    p = play(mode=Mode.OBSERVE) >> up("a", blocks=100) >> arrived(1, blocks=85) << Dispatch(1, "a") >> progress(r1=1)
+    p >> up("b", blocks=100)
+    for number in range(2, 2 + TUNING.failing_after):
+        p >> arrived(number, blocks=5) << Dispatch(number, "b") >> Returned(number, Back.FAILED)
+        p << Dispatch(number, "a", None) >> done(number)
+    p >> arrived(9, blocks=15) << Dispatch(9, "a", "queued")
 
 
 def test_a_full_queue_and_a_wait_in_vain_are_noted_too(play):
