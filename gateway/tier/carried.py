@@ -24,7 +24,7 @@ class Carried:
         self.endpoint: EndpointId | None = None
         """The one it is on; None while it waits."""
         self.generated = 0
-        self.failures = 0
+        self.failures = arrival.failures
         self.avoid: EndpointId | None = None
 
     def as_of(self, now: float, charged_until: float) -> Arrived:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from gateway.admission.events import Arrived, Declared, Demand, EndpointId, RequestId
@@ -32,6 +34,11 @@ def test_it_says_how_long_ago_each_came_and_what_failed_on_it():
     assert (arrival.waited, arrival.failures, arrival.avoid) == (1.0, 1, HERE)
     assert part.watched == [there[1]]
     assert part.last
+
+
+def test_what_failed_on_it_in_another_model_still_counts():
+    came = replace(request(1).arrival, failures=1)
+    assert Carried("m", came, NOW).as_of(NOW, NOW).failures == 1
 
 
 def test_it_says_what_no_owner_can_have_charged():
