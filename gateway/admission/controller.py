@@ -106,8 +106,9 @@ class AdmissionController:
     Deadlines: while an endpoint is live, a request waits at most its queue budget, which is never over `ttl`. Without
     a live endpoint it waits at most M, the larger of `no_endpoint_ttl` and twice an engine's expected time to start.
     Its wait begins anew when the last endpoint goes or the first comes, but is at most `ttl` + M in all. All of it
-    begins anew after an endpoint that failed on it, or that first could not be reached: its time there was no wait for
-    room. The outcome tells whether its budget, `ttl` or `no_endpoint_ttl` ended it (`Waits.overdue`).
+    begins anew after an endpoint that failed on it, or that could not be reached when it was first tried: its time
+    there was no wait for room. The outcome tells whether its budget, `ttl` or `no_endpoint_ttl` ended it
+    (`Waits.overdue`).
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -440,12 +441,12 @@ class AdmissionController:
             case Back.UNREACHED:
                 self._endpoints.reach.lost(event.request, endpoint.id, now)
                 self._relane(now)
-                if not request.unreached:  # only once: a front that is cut off from all would try for ever
-                    request.unreached, request.arrived_at = True, now
+                if endpoint.id not in request.avoid:  # else a front that is cut off from all would try for ever
+                    request.avoid, request.arrived_at = request.avoid | {endpoint.id}, now
             case Back.FAILED:
                 request.arrived_at = now
                 request.failures += 1
-                request.avoid = endpoint.id
+                request.avoid = frozenset({endpoint.id})
                 self._endpoints.failed(endpoint, now)
         self._endpoints.advance(endpoint, now)
         self._wait(request, now)

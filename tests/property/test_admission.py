@@ -117,9 +117,8 @@ class Known:
     told: tuple | None = None
     waiting: bool = True
     endpoint: str | None = None
-    avoid: str | None = None
+    avoid: frozenset[str] = frozenset()
     failures: int = 0
-    unreached: bool = False
     seen: int = 0
     ends: int = 0
 
@@ -222,7 +221,8 @@ class Admission(RuleBasedStateMachine):
             self.feed(Tick())  # what time alone does is done by the next event
             explanation = self.controller.explain(event, self.now)  # the twin is not asked
         alone = not any(k.waiting for k in self.known.values())
-        known = Known(event, self.now - waited, early=promised, avoid=avoid, failures=failures)
+        avoids = frozenset({avoid} - {None})
+        known = Known(event, self.now - waited, early=promised, avoid=avoids, failures=failures)
         self.known[request] = known
         if promised:
             known.told = (promise.outcome, min(max(1.0, promise.due - self.now), 60.0))
@@ -317,12 +317,13 @@ class Admission(RuleBasedStateMachine):
         if known.endpoint is not None:
             if why is Back.UNREACHED:
                 self.unreached[front_of(request), known.endpoint] = self.now + TUNING.unreached
-            if why is Back.FAILED or (why is Back.UNREACHED and not known.unreached):
+            if why is Back.FAILED or (why is Back.UNREACHED and known.endpoint not in known.avoid):
                 known.arrived_at = self.now
-            known.unreached |= why is Back.UNREACHED
+            if why is Back.UNREACHED:
+                known.avoid |= {known.endpoint}
             if why is Back.FAILED:
                 known.failures += 1
-                known.avoid = known.endpoint
+                known.avoid = frozenset({known.endpoint})
                 failed_twice = known.failures == 2
             known.endpoint, known.seen, known.waiting = None, 0, True
         commands = self.feed(Returned(request, why))
@@ -386,9 +387,7 @@ class Admission(RuleBasedStateMachine):
         unreached = {name for (whose, name), until in self.unreached.items() if whose == front and self.now < until}
         names = [n for n, p in self.pool.items() if p.up and fits(known.arrival.demand, p.capacity)]
         names = [name for name in names if name not in unreached]
-        if known.avoid in names and len(names) > 1:
-            names.remove(known.avoid)
-        return names
+        return [name for name in names if name not in known.avoid] or names
 
     def target(self, known: Known) -> float | None:
         if known.arrival.ttft_target is not None:

@@ -6,15 +6,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.admission.placing.request import RequestRecord
+from gateway.admission.events import EndpointId
+from gateway.admission.placing.request import LaneKey, RequestRecord
 from gateway.admission.policy import Band
 from gateway.admission.queueing.band_queue import MANY
 from gateway.admission.queueing.queue import OfferResult, Queue
 from gateway.admission.tuning import TUNING
 from tests.fakes.waiting import waiting
 
-LANE = (1, None, None)
-LANES = (LANE, (2, None, None), (1, "a", None))
+LANE: LaneKey = (1, frozenset(), None)
+LANES: tuple[LaneKey, ...] = (LANE, (2, frozenset(), None), (1, frozenset({EndpointId("a")}), None))
 FLOWS = ("", "a", "b", "c")
 WEIGHTS = {"a": 2.0, "b": 0.5}
 BANDS = {1: Band(reserved=0.25)}

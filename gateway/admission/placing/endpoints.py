@@ -109,15 +109,15 @@ class Endpoints:
     def eligible(self, request: RequestRecord) -> Sequence[EndpointRecord]:
         """Live endpoints that its front reaches and that can serve the request.
 
-        One that failed on it counts only if there is no other.
+        One that failed on it, or could not be reached for it, counts only if there is no other.
         """
         longest, fitting = request.longest_prompt, self.live
         if longest > self._longest_everywhere:
             fitting = [e for e in fitting if e.longest_prompt >= longest]
         if self.reach.until:
             fitting = [e for e in fitting if self.reach.reaches(request.arrival.request, e.id)]
-        if request.avoid is not None and len(fitting) > 1:
-            return [e for e in fitting if e.id != request.avoid]
+        if request.avoid:
+            return [e for e in fitting if e.id not in request.avoid] or fitting
         return fitting
 
     def _lane(self, longest_prompt: int, request: RequestRecord) -> LaneKey:

@@ -9,9 +9,10 @@ from gateway.admission.placing.request_lifecycle import TRANSITIONS, State, Trig
 from gateway.admission.prediction.predictor import Kind, Predictor
 from gateway.admission.tuning import TUNING
 
-LaneKey = tuple[int, EndpointId | None, int | None]
-"""What decides where a request can go: the least `longest_prompt` that serves it, the endpoint to avoid, and its front
+LaneKey = tuple[int, frozenset[EndpointId], int | None]
+"""What decides where a request can go: the least `longest_prompt` that serves it, the endpoints to avoid, and its front
 if that cannot reach all endpoints."""
+_NOWHERE: frozenset[EndpointId] = frozenset()
 MEDIAN = 0.5
 
 
@@ -48,7 +49,6 @@ class RequestRecord:
         "state",
         "throttled",
         "ticket",
-        "unreached",
     )
 
     def __init__(self, arrival: Arrived, now: float, kind: Kind) -> None:
@@ -79,11 +79,10 @@ class RequestRecord:
         self.state = State.NEW
         self.failures = arrival.failures
         """Number of endpoints that failed on it."""
-        self.avoid: EndpointId | None = arrival.avoid
-        """The endpoint that failed on it last. Another is tried if there is another."""
-        self.unreached = False
-        """Whether its front could not connect to an endpoint that it was sent to."""
-        self.lane: LaneKey = (0, None, None)
+        self.avoid = _NOWHERE if arrival.avoid is None else frozenset({arrival.avoid})
+        """The endpoint that failed on it last, and those to which its front could not connect since. Others are tried
+        first."""
+        self.lane: LaneKey = (0, _NOWHERE, None)
         """Its lane in the queue."""
         self.order = 0
         """Its turn in the queue, assigned when it first waits; 0 before."""

@@ -350,7 +350,13 @@ class TestEndings:
     def test_who_can_connect_to_none_does_not_try_for_ever(self, play):
         p = play(ttft_target=5) >> up("a") >> up("b") >> arrived(1) << Dispatch(1, "a")
         p >> at(5) >> Returned(1, Back.UNREACHED) << Dispatch(1, "b")
-        p >> at(10) >> Returned(1, Back.UNREACHED) << refused(1, Outcome.WAIT_TOO_LONG)
+        p >> at(10) >> Returned(1, Back.UNREACHED) << Dispatch(1, "a")
+        p >> at(15) >> Returned(1, Back.UNREACHED) << refused(1, Outcome.WAIT_TOO_LONG)
+
+    def test_who_could_connect_to_none_of_several_goes_to_the_one_that_is_left(self, play):
+        p = play(ttft_target=5) >> up("a") >> up("b") >> up("c") >> arrived(1) << Dispatch(1, "a")
+        p >> at(5) >> Returned(1, Back.UNREACHED) << Dispatch(1, "b")
+        p >> at(10) >> Returned(1, Back.UNREACHED) << Dispatch(1, "c")
 
     def test_a_busy_endpoint_is_left_alone_until_the_next_scrape(self, play):
         p = play() >> up("a") >> arrived(1) << Dispatch(1, "a") >> Returned(1, Back.BUSY) << nothing

@@ -25,7 +25,7 @@ def of(length):
 def request(*prompts, avoid=None):
     arrival = Arrived(1, Demand(prompts, 10))
     made = RequestRecord(arrival, 0.0, PREDICTOR.kind(arrival))
-    made.avoid = avoid
+    made.avoid = frozenset({avoid} - {None})
     return made
 
 
@@ -109,14 +109,14 @@ def test_noise_about_unknown_endpoints_changes_nothing(endpoints):
 def test_a_request_stands_with_those_that_can_go_where_it_can(endpoints):
     endpoints.apply(EndpointUp("big", of(1000)), 0.0)
     endpoints.apply(EndpointUp("small", of(100)), 0.0)
-    assert endpoints.lane(request(50)) == endpoints.lane(request(99)) == (99, None, None)
-    assert endpoints.lane(request(100)) == endpoints.lane(request(10, 999)) == (999, None, None)
+    assert endpoints.lane(request(50)) == endpoints.lane(request(99)) == (99, frozenset(), None)
+    assert endpoints.lane(request(100)) == endpoints.lane(request(10, 999)) == (999, frozenset(), None)
     assert endpoints.lane(request(1000)) is None
-    assert endpoints.lane(request(50, avoid="big")) == (99, "big", None)
+    assert endpoints.lane(request(50, avoid="big")) == (99, frozenset({"big"}), None)
 
 
 def test_before_any_endpoint_is_known_all_stand_in_one(endpoints):
-    assert endpoints.lane(request(10**6)) == (UNBOUNDED, None, None)
+    assert endpoints.lane(request(10**6)) == (UNBOUNDED, frozenset(), None)
 
 
 def test_eligible_are_the_live_ones_that_serve_its_longest_prompt(endpoints):

@@ -1,10 +1,11 @@
 import pytest
 
+from gateway.admission.placing.request import LaneKey
 from gateway.admission.queueing.band_queue import MANY, BandQueue
 from tests.fakes.waiting import waiting
 
-LANE = (1, None, None)
-OTHER = (2, None, None)
+LANE: LaneKey = (1, frozenset(), None)
+OTHER: LaneKey = (2, frozenset(), None)
 
 
 class Row:

@@ -17,7 +17,7 @@ class Row:
 
     def join(self, name, lane=0, **of):
         request = self.requests[name] = waiting(name, **of)
-        self.queue.push(request, (lane, None, None))
+        self.queue.push(request, (lane, frozenset(), None))
         return request
 
     def leave(self, name):
@@ -26,7 +26,7 @@ class Row:
     def come_back(self, name, lane=0):
         request = self.requests[name]
         self.queue.settle(request.arrival.flow, request.arrival.band, -request.cost)
-        self.queue.push(request, (lane, None, None))
+        self.queue.push(request, (lane, frozenset(), None))
 
     def asked(self, answers=lambda request: CLOSED):
         """Who is asked; whom `answers` takes goes."""
@@ -153,7 +153,7 @@ def test_service_in_one_lane_counts_in_another(row):
 def test_new_lanes_keep_order_bytes_and_depth(row):
     for name in range(6):
         row.join(name, lane=name % 2, band=name // 3, body_bytes=name, cost=2.0)
-    row.queue.relane(lambda request: (request.arrival.request % 3, None, None))
+    row.queue.relane(lambda request: (request.arrival.request % 3, frozenset(), None))
     assert (row.queue.depth, row.queue.bytes, row.queue.cost) == (6, 15, 12.0)
     assert row.drain() == [0, 1, 2, 3, 4, 5]
 
