@@ -426,7 +426,7 @@ class WholeTier(RuleBasedStateMachine):
         for where, what in {
             "gateway.app.reign.Owner": functools.partial(Owner, self),
             "gateway.app.reign.Metrics": Metrics,
-            "gateway.app.candidate.opened": lambda _: SimpleNamespace(endpoints={}, templates={None: None}),
+            "gateway.app.candidate.read_named_files": lambda _: SimpleNamespace(endpoints={}, templates={None: None}),
             "gateway.tier.redis_lease.Redis": self.redis.client,
             "gateway.tier.line.Line.send": sends,
             "secrets.token_bytes": self.token,
