@@ -17,10 +17,7 @@ from gateway.relay.place import Place
 from gateway.relay.plane import Plane
 from gateway.relay.refusal_sentences import refusal
 from gateway.relay.traced_wait import noting
-from gateway.relay.understand import (
-    Asked,
-    Work,
-)
+from gateway.relay.understand import Asked, Work
 from gateway.wire.engine_kinds import KINDS
 from gateway.wire.usage import Usage
 

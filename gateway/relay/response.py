@@ -83,7 +83,9 @@ class Response:
     async def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """Send a whole answer. Its headers tell its length."""
         if self.state is State.WAITING and self.body.whole(status, headers, body):
-            self.state, self.status = State.ENDED, status
+            self.status = status
+            for step in (Step.BEGIN, Step.END):
+                self.state = self._after(step)
             self.begins()
         else:
             await self.begin(status, headers)
