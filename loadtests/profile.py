@@ -38,7 +38,7 @@ STAGES: tuple[tuple[str, str], ...] = (
     ("gateway.relay.cycle:", "client's connection, HTTP in"),
     ("gateway.relay.asgi:", "client's connection, HTTP in"),
     ("gateway.relay.client_departure:", "client's connection, HTTP in"),
-    ("gateway.relay.intake:", "client's connection, HTTP in"),
+    ("gateway.relay.body_intake:", "client's connection, HTTP in"),
     ("gateway.wire.request:", "read the request"),
     ("gateway.relay.fingerprint:", "read the request"),
     ("gateway.relay.client_identity:", "read the request"),

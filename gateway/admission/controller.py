@@ -1,10 +1,10 @@
-"""The admission controller of one model. It alone changes what the core decides by, and only in `handle`.
+"""The admission controller of one model. It alone changes the state of the core, and only in `handle`.
 
 A request arrives and enters the queue. After each change, the heads of the queue are offered to the endpoints that can
 take them (`placing/rules.py`), in the order of bands and of fairness between flows. If a rule throttles the flow of a
-head, that flow's requests in its lane are set aside, and the next flow has its turn. Else the endpoint that declines a
-head is kept for it: no request of another lane or band goes there. If the rule allows it, a few smaller ones of its
-lane go first (backfill).
+head, the flow's requests in the lane of that head are set aside, and the next flow has its turn. Else the endpoint that
+declines a head is kept for it: no request of another lane or band goes there. If the rule allows it, a few smaller ones
+of its lane go first (backfill).
 
 The core refuses a request in four ways, each with a `Reject`: it bars one that may not wait (`decide.barred`), sheds
 one on arrival that would surely wait in vain or finds the queue full (`decide.shed`), evicts one from the queue, as
@@ -105,8 +105,8 @@ class AdmissionController:
 
     Deadlines: while an endpoint is live, a request waits at most its queue budget, which is never over `ttl`. Without
     a live endpoint it waits at most M, the larger of `no_endpoint_ttl` and twice an engine's expected time to start.
-    Its wait begins anew when the last endpoint goes or the first comes, but is at most `ttl` + M in all. All of it
-    begins anew after an endpoint that failed on it, or that could not be reached when it was first tried: its time
+    Its wait begins anew when the last endpoint goes or the first comes, but is at most `ttl` + M in all. If an endpoint
+    fails on the request, or cannot be reached when it is first tried, all these limits start again: the time spent
     there was no wait for room. The outcome tells whether its budget, `ttl` or `no_endpoint_ttl` ended it
     (`Waits.overdue`).
     """
@@ -174,7 +174,9 @@ class AdmissionController:
         if type(event) is Arrived:
             self._shed(event, now)
         self._offer_due = True  # for the next event
-        throttled = self._pool.throttled_flows  # more room would not help their requests: no pressure
+        throttled = (
+            self._pool.throttled_flows
+        )  # if only they wait, there is no pressure: more room would not let them go
         if self._queue.depth and not (throttled and self._pool.waiting_throttled() == self._queue.depth):
             self._waits.drain_rate.pressed(now)
         self._announce_wake(now)
@@ -441,7 +443,7 @@ class AdmissionController:
             case Back.UNREACHED:
                 self._endpoints.reach.lost(event.request, endpoint.id, now)
                 self._relane(now)
-                if endpoint.id not in request.avoid:  # else a front that is cut off from all would try for ever
+                if endpoint.id not in request.avoid:  # once each: a front that reaches none would try for ever
                     request.avoid, request.arrived_at = request.avoid | {endpoint.id}, now
             case Back.FAILED:
                 request.arrived_at = now

@@ -9,6 +9,7 @@ from gateway.pools.admission import RejectedError
 from gateway.pools.directory import Endpoint, Pool, StoredResponse
 from gateway.relay.asgi import path
 from gateway.relay.attempt import Attempt, Ended, Outgoing, Retryable
+from gateway.relay.demand import Asked, Work
 from gateway.relay.editing import asks_usage
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.headers import towards_endpoint
@@ -17,7 +18,6 @@ from gateway.relay.place import Place
 from gateway.relay.plane import Plane
 from gateway.relay.refusal_sentences import refusal
 from gateway.relay.traced_wait import noting
-from gateway.relay.understand import Asked, Work
 from gateway.wire.engine_kinds import KINDS
 from gateway.wire.usage import Usage
 

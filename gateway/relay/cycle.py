@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 from gateway.relay.asgi import Message
 
 _NOBODY: deque[Any] = deque()
-"""Of all signals for which nobody waits. A deque takes 760 bytes."""
+"""The empty list of waiters that all signals share while nobody waits for them. One each would take 760 bytes."""
 _IN_LINES = bytes([*range(0x20, 0x7F), *range(0x80, 0x100), 0x09])
 """The bytes that a line of an answer's head may hold."""
 
@@ -30,7 +30,7 @@ class Signal(asyncio.Event):
 
 
 class News(Signal):
-    """Set when `receive` has something to tell; then calls `told`, too, if anything."""
+    """Set when `receive` has something to tell; then also calls `told`, if that is set."""
 
     told: Callable[[], None] | None = None
 
@@ -48,7 +48,7 @@ class Cycle(RequestResponseCycle):
         half_closed: the client sends no more. It may have left, or only have closed its sending side. `receive` reports
             that it left; an answer is still sent.
         last: the connection ends after this answer.
-        until_close: the body ends with the connection: of HTTP/1.0, which has no chunks, where its length is not known.
+        until_close: the end of the connection ends the body: HTTP/1.0 has no chunks, and the length is unknown.
     """
 
     message_event: News
@@ -80,7 +80,7 @@ class Cycle(RequestResponseCycle):
         """See `Direct.leaving`. To be called after the body was taken."""
         self.flow.resume_reading()
         self._left, self.message_event.told = left, self._look
-        if self.half_closed or self.disconnected:  # what needs nothing else is answered first
+        if self.half_closed or self.disconnected:  # not yet: what can be answered at once still is
             asyncio.get_running_loop().call_soon(self._look)
         return self._stay
 
@@ -111,7 +111,7 @@ class Cycle(RequestResponseCycle):
         return self._write_chunk if goes_on and self.chunked_encoding and not self.until_close else None
 
     def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
-        """See `Direct.whole`. It does exactly what `send` does with both messages, where it does."""
+        """See `Direct.whole`. Has the effect of `send` with both messages, or none and returns False."""
         waits = self.more_body or self.flow.write_paused or self.disconnected
         if waits or self.response_started or self.scope["method"] == "HEAD":
             return False

@@ -1,8 +1,8 @@
 """The edits of a body, off the event loop where they take long."""
 
+from gateway.relay.body_parsing import read_apart, read_here
 from gateway.relay.client_identity import Client
 from gateway.relay.plane import Plane
-from gateway.relay.reading import read_apart, read_here
 from gateway.wire.request import EDITED_INLINE_BYTES, Api, Edits, GenerationRequest, edited, renamed, rewrites
 
 

@@ -4,15 +4,11 @@ from gateway.admission.outcomes import Outcome
 from gateway.ops.explained import Explained
 from gateway.pools.admission import RejectedError
 from gateway.relay.asgi import ClientGoneError, Receive, Scope
+from gateway.relay.body_intake import read_within_limits
+from gateway.relay.body_parsing import read
 from gateway.relay.client_departure import while_connected
 from gateway.relay.client_identity import Client, UnknownKeyError, peer
-from gateway.relay.destination import permit, unknown_model
-from gateway.relay.exchange import RefusedError
-from gateway.relay.fingerprint import fingerprint
-from gateway.relay.intake import read_within_limits
-from gateway.relay.plane import Plane
-from gateway.relay.reading import read
-from gateway.relay.understand import (
+from gateway.relay.demand import (
     NO_ENDPOINT,
     Work,
     bounded,
@@ -25,6 +21,10 @@ from gateway.relay.understand import (
     require_endpoints,
     ttft_target,
 )
+from gateway.relay.destination import permit, unknown_model
+from gateway.relay.exchange import RefusedError
+from gateway.relay.fingerprint import fingerprint
+from gateway.relay.plane import Plane
 from gateway.wire.errors import ErrorAnswer, error_answer, reasons
 from gateway.wire.request import Api, told_by
 

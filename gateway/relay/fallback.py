@@ -16,6 +16,7 @@ from gateway.pools.directory import Pool
 from gateway.relay.asgi import Payload, Scope, header
 from gateway.relay.attempts import generate
 from gateway.relay.client_identity import Client
+from gateway.relay.demand import Asked, parsed, ttft_target
 from gateway.relay.destination import find_pool
 from gateway.relay.editing import renamed_for
 from gateway.relay.exchange import Exchange, Fallback, RefusedError
@@ -24,7 +25,6 @@ from gateway.relay.headers import FALLBACK_HEADER
 from gateway.relay.plane import Plane
 from gateway.relay.prepare import prepare
 from gateway.relay.stored import refuse_others
-from gateway.relay.understand import Asked, parsed, ttft_target
 from gateway.wire.request import Api
 from gateway.wire.shown import shown
 

@@ -14,12 +14,12 @@ from gateway.pools.directory import Endpoint, Pool
 from gateway.relay.asgi import Headers
 from gateway.relay.attempt import Attempt, Ended, Outgoing
 from gateway.relay.charge import charged
+from gateway.relay.demand import Asked, limit, refuse_background, refuse_overriding
 from gateway.relay.editing import asks_usage, edited_for
 from gateway.relay.exchange import RefusedError
 from gateway.relay.flights import Flights
 from gateway.relay.headers import towards_elsewhere
 from gateway.relay.plane import Plane
-from gateway.relay.understand import Asked, limit, refuse_background, refuse_overriding
 from gateway.relay.upstream import Answer, Upstream, UpstreamError
 from gateway.wire.engine_kinds import KINDS
 from gateway.wire.request import Api, Edits

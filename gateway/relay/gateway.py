@@ -8,11 +8,11 @@ import structlog
 from gateway.admission.outcomes import Outcome
 from gateway.ops.otlp.trace import Trace
 from gateway.relay.asgi import Application, ClientGoneError, Payload, Receive, Scope, Send, send_answer
+from gateway.relay.body_intake import read_request
 from gateway.relay.client_departure import while_connected
 from gateway.relay.client_identity import Client, UnknownKeyError
 from gateway.relay.exchange import Exchange, RefusedError, Reporter
 from gateway.relay.fallback import serve
-from gateway.relay.intake import read_request
 from gateway.relay.models import list_models
 from gateway.relay.passthrough import follow, relay
 from gateway.relay.plane import Plane

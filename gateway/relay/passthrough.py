@@ -10,13 +10,13 @@ from gateway.admission.outcomes import Outcome
 from gateway.config.settings import Settings
 from gateway.pools.directory import Endpoint, Pool
 from gateway.relay.asgi import Allowance, ClientGoneError, Headers, Payload, Scope, header, path
+from gateway.relay.body_parsing import read
 from gateway.relay.charge import charged
 from gateway.relay.destination import find_pool, retry_after, wait_for_endpoint
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.flights import Interruption
 from gateway.relay.headers import is_stream, rate_limits, towards_client, towards_endpoint
 from gateway.relay.plane import Plane
-from gateway.relay.reading import read
 from gateway.relay.stored import stored
 from gateway.relay.upstream import Answer, UpstreamError
 from gateway.wire.engine_kinds import Meaning

@@ -10,12 +10,7 @@ from msgspec import structs
 from gateway.admission.events import Demand
 from gateway.pools.directory import Pool
 from gateway.relay.client_identity import Client
-from gateway.relay.destination import retry_after, wait_for_endpoint
-from gateway.relay.editing import asks_usage, edited_for
-from gateway.relay.exchange import Exchange, RefusedError
-from gateway.relay.fingerprint import fingerprint
-from gateway.relay.plane import Plane
-from gateway.relay.understand import (
+from gateway.relay.demand import (
     Asked,
     UncountedError,
     Work,
@@ -27,6 +22,11 @@ from gateway.relay.understand import (
     refuse_overriding,
     require_endpoints,
 )
+from gateway.relay.destination import retry_after, wait_for_endpoint
+from gateway.relay.editing import asks_usage, edited_for
+from gateway.relay.exchange import Exchange, RefusedError
+from gateway.relay.fingerprint import fingerprint
+from gateway.relay.plane import Plane
 from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
 from gateway.wire.request import Edits, GenerationRequest

@@ -5,8 +5,8 @@ from math import ceil, inf
 from gateway.admission.commands import Reject
 from gateway.admission.limits.limit import Exceeded, Limit
 from gateway.admission.outcomes import Outcome
+from gateway.relay.demand import NO_ENDPOINT
 from gateway.relay.exchange import RefusedError
-from gateway.relay.understand import NO_ENDPOINT
 
 
 def _never(exceeded: Exceeded) -> bool:

@@ -3,9 +3,9 @@
 from gateway.admission.outcomes import Outcome
 from gateway.pools.directory import StoredResponse
 from gateway.relay.client_identity import Client
+from gateway.relay.demand import Asked
 from gateway.relay.exchange import RefusedError
 from gateway.relay.plane import Plane
-from gateway.relay.understand import Asked
 
 
 def stored(plane: Plane, client: Client, response_id: str) -> StoredResponse:

@@ -23,8 +23,8 @@ from gateway.tokens.interruption import look, whole
 from gateway.tokens.message_shape import conversation, fold_developer
 from gateway.tokens.messages import Json, NeedsEngineError
 from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt
-from gateway.tokens.output import OutputTooLongError, bounded
 from gateway.tokens.pieces import PIECE, Pieces, safe_cuts
+from gateway.tokens.rendered_text import OutputTooLongError, bounded
 from gateway.tokens.template import ChatTemplate
 from gateway.tokens.tokenizer import Ids, Tokenizer, Tokens
 from gateway.tokens.transformers_tokenizer import load

@@ -4,8 +4,8 @@
 
 Interpreted and compiled (`KVGATE_COMPILE=1`, see setup.py), row by row in turn, each in a process of its own. Each
 round is the life of one request in a busy pool: an arrival and an end, and its share of the progress reports and of the
-scrapes, with streams of five seconds each. With an empty queue the arrival takes the room that the end before it left.
-With a full one it waits, and the end lets the head of the queue go.
+scrapes, with streams of 250 tokens in five seconds, or of 5 tokens in 0.1 s. With an empty queue the arrival takes the
+room that the end before it left. With a full one it waits, and the end lets the head of the queue go.
 
 The events of streams come from the admission, as they do in the gateway: every stream has a token each 20 ms, and the
 admission leaves out the reports that change nothing: all but the first token of a stream and those that begin a block.
@@ -49,8 +49,9 @@ from gateway.pools.driver import Driver
 BLOCK = 16
 PROMPT = 200
 OUTPUT = 250
-STREAM_SECONDS = 5.0
-TOKEN = STREAM_SECONDS / OUTPUT
+SHORT_OUTPUT = 5
+TOKEN = 0.02
+"""Seconds between two tokens of a stream."""
 BEST_OF = 3
 """Measurements of each figure: the least counts, as other work on the machine only adds to it."""
 Tape = list[tuple[Event | list[RequestId], float]]
@@ -64,6 +65,8 @@ class Pool(NamedTuple):
     queued: int
     endpoints: int = 1
     flows: int = 1
+    output: int = OUTPUT
+    """Tokens of each answer."""
 
 
 class Clock:
@@ -123,17 +126,17 @@ class Saturated:
         self.admission = Admission(lambda _: None)
         self.admission.decider = self.driver = Driver(self.core, clock, self.admission)
         self.each = row.in_flight // row.endpoints
-        self.flows = row.flows
+        self.flows, self.output = row.flows, row.output
         self.endpoints = [EndpointId(f"e{number}") for number in range(row.endpoints)]
         self.flying: dict[RequestId, int] = {}
         self.arrived = 0
-        blocks = int(self.each * -(-(PROMPT + OUTPUT) // BLOCK) / self.policy.kv_high)
+        blocks = int(self.each * -(-(PROMPT + row.output) // BLOCK) / self.policy.kv_high)
         for endpoint in self.endpoints:
             self.core.handle(EndpointUp(endpoint, Capacity(8192, blocks, BLOCK, max_num_seqs=self.each)), 0.0)
         for _ in range(row.in_flight + row.queued):
             self.arrive()
         for index, request in enumerate(self.flying):  # of all ages, as in a pool that has run for a while
-            self.flying[request] = index * OUTPUT // row.in_flight
+            self.flying[request] = index * row.output // row.in_flight
         self.generate()
         self.admission._flush()
 
@@ -145,19 +148,19 @@ class Saturated:
     def arrive(self) -> None:
         self.arrived += 1
         flow = f"flow {self.arrived % self.flows}"
-        self.feed(Arrived(RequestId(self.arrived), Demand((PROMPT,), OUTPUT), flow=flow, body_bytes=1000))
+        self.feed(Arrived(RequestId(self.arrived), Demand((PROMPT,), self.output), flow=flow, body_bytes=1000))
 
     def finish(self) -> None:
         oldest = next(iter(self.flying))
         del self.flying[oldest]
-        self.admission.finish(oldest, Verdict.DONE, OUTPUT)
+        self.admission.finish(oldest, Verdict.DONE, self.output)
         self.follow()
 
     def generate(self) -> None:
         """Every stream has one more token."""
         first_tokens, progress = self.admission.first_tokens, self.admission.progress
         for request, generated in self.flying.items():
-            if generated < OUTPUT:
+            if generated < self.output:
                 self.flying[request] = generated + 1
                 (progress if generated else first_tokens)(request, generated + 1)
 
@@ -165,11 +168,11 @@ class Saturated:
         """The same without telling anybody."""
         flying = dict(self.flying)
         for request, generated in flying.items():
-            if generated < OUTPUT:
+            if generated < self.output:
                 flying[request] = generated + 1
 
     def scrape(self) -> None:
-        tokens = self.clock.now * self.each * OUTPUT / STREAM_SECONDS
+        tokens = self.clock.now * self.each / TOKEN
         for endpoint in self.endpoints:
             self.feed(Observed(endpoint, self.clock.now, 0.8, self.each, 0, tokens))
 
@@ -183,7 +186,7 @@ class Saturated:
 
     def live(self, rounds: int) -> float:
         """Seconds of CPU for so many requests, one after the other, each with its share of progress and scrapes."""
-        clock, rate = self.clock, len(self.flying) / STREAM_SECONDS
+        clock, rate = self.clock, len(self.flying) / (self.output * TOKEN)
         next_token, next_scrape, started = TOKEN, 1.0, process_time()
         for number in range(1, rounds + 1):
             until = number / rate
@@ -251,11 +254,12 @@ def measure(row: Pool, rounds: int) -> tuple[float, float]:
     started, times = process_time(), max(1, 20_000 // row.in_flight)
     for _ in range(times):
         pool.count()
-    tokens = (process_time() - started) / times / row.in_flight * OUTPUT
+    tokens = (process_time() - started) / times / row.in_flight * row.output
     return core / rounds * 1e6, ((everything - core) / rounds - tokens) * 1e6
 
 
 ROWS = (
+    Pool(10, 0, output=SHORT_OUTPUT),
     Pool(10, 0),
     Pool(10, 10),
     Pool(100, 0),
@@ -286,15 +290,18 @@ def main() -> None:
     from tests.proof.compiled import ROOT, with_compiled_core
 
     print(f"Python {platform.python_version()}, {platform.processor() or platform.machine()}, {sys.platform}; us")
-    print(f"{'':34}{'interpreted':>16}{'compiled':>16}")
-    print(f"{'in flight':>9} {'queued':>8} {'endpoints':>9} {'flows':>5}" + f" {'core':>8} {'driver':>6}" * 2)
+    print(f"{'':41}{'interpreted':>16}{'compiled':>16}")
+    print(
+        f"{'in flight':>9} {'queued':>8} {'endpoints':>9} {'flows':>5} {'tokens':>6}"
+        + f" {'core':>8} {'driver':>6}" * 2
+    )
     with TemporaryDirectory() as folder:
         packages = with_compiled_core(Path(folder))
         for row in ROWS:
             plain, compiled = measured(row, ROOT), measured(row, packages)
             figures = "".join(f" {core:8.1f} {driver:6.1f}" for core, driver in (plain, compiled))
             queued = f"{row.queued:,}" if row.queued else "nobody"
-            print(f"{row.in_flight:9,} {queued:>8} {row.endpoints:9} {row.flows:5}{figures}", flush=True)
+            print(f"{row.in_flight:9,} {queued:>8} {row.endpoints:9} {row.flows:5} {row.output:6}{figures}", flush=True)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ class Reservation:
         self.uncached = uncached
         """Prompt tokens that are not cached: the engine has to compute them."""
         self.prefill_backlog = 0
-        """Prompt tokens of streams that were still to compute when it was sent, its own included."""
+        """Prompt tokens, of all streams and its own, that the engine had yet to compute when it was sent."""
         self.shared = 0
         """Tokens of its prompt that another request in flight also holds."""
         self.phase = _UNCONFIRMED
@@ -110,7 +110,7 @@ class Reservation:
         self.next_report = 0.0
         """A report of fewer tokens than this, over all sequences, changes nothing."""
         self.origin = 0.0
-        """Reading from which the decode clock counts its tokens."""
+        """Reading of the decode clock at which counting its tokens began."""
         self.base = 0
         """Tokens per sequence at that reading."""
         self.pace = 1.0
@@ -239,7 +239,7 @@ class Ledger:
         if reservation.phase is _UNCONFIRMED:
             self._confirm(reservation)
             reading = self._clock.read(now)
-            if now > reservation.sent_at:  # else it was declared with its tokens: nobody here saw the first one come
+            if now > reservation.sent_at:  # else another core handed it over with its tokens (`Declared`)
                 self._clock.learn_delay(reading - reservation.dispatch_reading)
                 if reservation.streamed:
                     self._prefill.learn(now - reservation.sent_at, reservation.prefill_backlog)
@@ -259,7 +259,7 @@ class Ledger:
         return min(max(reservation.reported, tokens * sequences), reservation.limit * sequences)
 
     def note_step(self, now: float) -> None:
-        """Note progress of any request. It proves a step: what was aborted over `report_span` ago is gone."""
+        """Note progress of any request. It proves a step: what was aborted over `report_span` ago holds nothing."""
         if self._aborting:
             self._release_aborted(TUNING.report_span, now)
 
@@ -290,7 +290,7 @@ class Ledger:
     def release(self, reservation: Reservation, completion_tokens: int | None, now: float) -> None:
         """Take out a request that ended.
 
-        The length of one that reported no token corrects the mean delay of first tokens.
+        If it reported no tokens, its length corrects the mean delay of first tokens.
         """
         if not reservation.streamed and not reservation.reported and completion_tokens:
             tokens = -(-completion_tokens // reservation.sequences)
@@ -311,7 +311,7 @@ class Ledger:
 
     def resume(self, request: RequestId) -> None:
         """Drop the reservation of an aborted request that goes on after all: its caller reserves anew."""
-        for reservation in self._aborting:  # few, or in order: a front that returns lost all of its own at once
+        for reservation in self._aborting:  # few; or a front resumes all of its own, in this order
             if reservation.request == request:
                 self._aborting.remove(reservation)
                 self._drop(reservation)

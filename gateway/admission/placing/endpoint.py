@@ -2,8 +2,8 @@
 
 from math import inf
 
-from gateway.admission.account.correction import Account, Correction, History
 from gateway.admission.account.decode_clock import DecodeClock
+from gateway.admission.account.gauge_correction import Account, Correction, History
 from gateway.admission.account.ledger import Ledger, Reservation
 from gateway.admission.account.prefill import PrefillRate
 from gateway.admission.account.prefixes import RecentPrefixes

@@ -4,7 +4,7 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.tokens.interruption import CallerLeftError, TooMuchHereError, follow, limited
-from gateway.tokens.output import OutputTooLongError, bounded
+from gateway.tokens.rendered_text import OutputTooLongError, bounded
 
 EACH = "{% for item in items %}{{ item }}{% endfor %}"
 IN_A_MACRO = "{% macro all() %}" + EACH + "{% endmacro %}{% set said = all() %}{{ said | length }}"

@@ -3,8 +3,8 @@ import os
 import pytest
 
 from gateway.admission.outcomes import Outcome
+from gateway.relay.body_parsing import read
 from gateway.relay.exchange import RefusedError
-from gateway.relay.reading import read
 from gateway.tokens.count import CountingOverloadedError
 from gateway.tokens.pool import WorkerDiedError
 from gateway.wire.request import INLINE_BYTES, ForbiddenFieldError, InvalidRequestError

@@ -5,8 +5,7 @@ import pytest
 from gateway.admission.events import Arrived, Demand, RequestId
 from gateway.admission.outcomes import Outcome
 from gateway.relay.client_identity import Client
-from gateway.relay.exchange import RefusedError
-from gateway.relay.understand import (
+from gateway.relay.demand import (
     UncountedError,
     Work,
     bounded,
@@ -21,6 +20,7 @@ from gateway.relay.understand import (
     room,
     ttft_target,
 )
+from gateway.relay.exchange import RefusedError
 from gateway.tokens.count import (
     CountingOverloadedError,
     CountUnavailableError,

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.admission.account.correction import Account, Correction, History
+from gateway.admission.account.gauge_correction import Account, Correction, History
 
 
 def corrected(*samples, poll=1.0, exact=False):
