@@ -301,9 +301,9 @@ async def test_an_admin_port_takes_the_admin_routes_from_the_clients():
 
 
 async def test_a_full_queue_says_when_to_come_back():
-    async with FakeVllm(FakeSettings(step_seconds=0.01)) as fake:
+    async with FakeVllm(FakeSettings(step_seconds=0.02)) as fake:
         models = [{"endpoints": [{"url": fake.url, "max_num_seqs": 1}], "tokenizer": "/nonexistent"}]
-        async with gateway(fake, models=models, admission={"queue": {"max_requests": 1, "ttl": 0.2}}) as kvgate:
+        async with gateway(fake, models=models, admission={"queue": {"max_requests": 1, "ttl": 1.0}}) as kvgate:
             running = asyncio.create_task(kvgate.post(tokens=63))
             await until(lambda: fake.scheduler.running)
             waiting = asyncio.create_task(kvgate.post())
