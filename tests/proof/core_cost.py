@@ -67,6 +67,8 @@ class Pool(NamedTuple):
     flows: int = 1
     output: int = OUTPUT
     """Tokens of each answer."""
+    room: int = 1
+    """How often the KV caches hold all that are in flight: once is full, twice has room for whatever comes."""
 
 
 class Clock:
@@ -126,11 +128,11 @@ class Saturated:
         self.admission = Admission(lambda _: None)
         self.admission.decider = self.driver = Driver(self.core, clock, self.admission)
         self.each = row.in_flight // row.endpoints
-        self.flows, self.output = row.flows, row.output
+        self.flows, self.output, self.room = row.flows, row.output, row.room
         self.endpoints = [EndpointId(f"e{number}") for number in range(row.endpoints)]
         self.flying: dict[RequestId, int] = {}
         self.arrived = 0
-        blocks = int(self.each * -(-(PROMPT + row.output) // BLOCK) / self.policy.kv_high)
+        blocks = int(self.room * self.each * -(-(PROMPT + row.output) // BLOCK) / self.policy.kv_high)
         for endpoint in self.endpoints:
             self.core.handle(EndpointUp(endpoint, Capacity(8192, blocks, BLOCK, max_num_seqs=self.each)), 0.0)
         for _ in range(row.in_flight + row.queued):
@@ -174,7 +176,7 @@ class Saturated:
     def scrape(self) -> None:
         tokens = self.clock.now * self.each / TOKEN
         for endpoint in self.endpoints:
-            self.feed(Observed(endpoint, self.clock.now, 0.8, self.each, 0, tokens))
+            self.feed(Observed(endpoint, self.clock.now, 0.8 / self.room, self.each, 0, tokens))
 
     def feed(self, event: Event) -> None:
         self.driver.handle(event)
@@ -259,7 +261,10 @@ def measure(row: Pool, rounds: int) -> tuple[float, float]:
 
 
 ROWS = (
-    Pool(10, 0, output=SHORT_OUTPUT),
+    Pool(10, 0, output=SHORT_OUTPUT, room=2),
+    Pool(1000, 0, output=SHORT_OUTPUT, room=2),
+    Pool(10, 0, room=2),
+    Pool(1000, 0, room=2),
     Pool(10, 0),
     Pool(10, 10),
     Pool(100, 0),
@@ -290,9 +295,9 @@ def main() -> None:
     from tests.proof.compiled import ROOT, with_compiled_core
 
     print(f"Python {platform.python_version()}, {platform.processor() or platform.machine()}, {sys.platform}; us")
-    print(f"{'':41}{'interpreted':>16}{'compiled':>16}")
+    print(f"{'':46}{'interpreted':>16}{'compiled':>16}")
     print(
-        f"{'in flight':>9} {'queued':>8} {'endpoints':>9} {'flows':>5} {'tokens':>6}"
+        f"{'in flight':>9} {'queued':>8} {'endpoints':>9} {'flows':>5} {'tokens':>6} {'room':>4}"
         + f" {'core':>8} {'driver':>6}" * 2
     )
     with TemporaryDirectory() as folder:
@@ -301,7 +306,10 @@ def main() -> None:
             plain, compiled = measured(row, ROOT), measured(row, packages)
             figures = "".join(f" {core:8.1f} {driver:6.1f}" for core, driver in (plain, compiled))
             queued = f"{row.queued:,}" if row.queued else "nobody"
-            print(f"{row.in_flight:9,} {queued:>8} {row.endpoints:9} {row.flows:5} {row.output:6}{figures}", flush=True)
+            print(
+                f"{row.in_flight:9,} {queued:>8} {row.endpoints:9} {row.flows:5} {row.output:6} {row.room:4}{figures}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
