@@ -7,6 +7,7 @@ urgent bands do not get them, unless the rule throttles the head's flow.
 To add a rule, touch these, and run `make docs` for its documentation:
 
 - here its function, and its row in `RULES`;
+- what it tells people to do, in `docs/symptoms.md` ("Requests wait though the cache has room");
 - its setting, if it has one: a field of `Policy` (`gateway/admission/policy.py`), which the rule reads from
   `ask.endpoint.policy`, and one of the same name and default in `AdmissionSettings` (`gateway/config/admission.py`). A
   setting of each API key goes the way of `kv_share`: auth.py, admission.py and live.py of `gateway/config`,
@@ -17,8 +18,10 @@ To add a rule, touch these, and run `make docs` for its documentation:
 A rule that throttles a flow has `after=Next.OTHER_FLOWS`: the flow is set aside, and no endpoint is kept for it. Such a
 rule stands at the top of the table: below a rule that keeps endpoints it would come too late. Its `in_force` names its
 setting. It may read `ask.request` (None if none is asked for), `ask.endpoint.policy` and `ask.endpoint.usage(ask.now)`
-(None if unknown), but not what `Ask.measure` sets. The one exception is `share`, the last row: it throttles a flow, but
-only a request that would go otherwise.
+(None if unknown), but not what `Ask.measure` sets. It leaves `idle` False if others can make it decline, as by traffic
+that does not go through kvgate: on an endpoint without requests of ours the flow would wait for ever. While such a rule
+is in force, no arrival goes past the empty queue (`AdmissionController._bypass_queue`). The one exception is `share`,
+the last row: it throttles a flow, but only a request that would go otherwise.
 """
 
 from collections.abc import Callable, Iterable, Sequence
