@@ -383,11 +383,14 @@ class Hall:
             monitor = self._monitors.get(there.endpoint)
             if monitor is None:
                 seat.line.send(Gone(there.endpoint))
-            elif there.endpoint not in self._cores.known:
+                continue
+            if there.endpoint not in self._cores.known:
                 self._cores.recall(there.endpoint, Known(there.model, there.identity, there.capacity))
-                if there.drained:
-                    monitor.drain()
                 self._spawn(self._confirm(there.endpoint, monitor))
+            elif self._opening.begun.is_set():
+                continue  # what this owner said of it is newer
+            if there.drained:
+                monitor.drain()
 
     def _show(self, seat: Seat) -> None:
         """Tell a new front of every endpoint that was probed."""

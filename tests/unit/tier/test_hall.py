@@ -462,6 +462,20 @@ async def test_what_the_operator_drained_stays_drained(world):
     assert await front.heard() == [Down(HERE, keeps=False, drained=True)]
 
 
+async def test_what_the_operator_drained_stays_so_where_a_probe_came_before_the_fronts(world):
+    world.up(HERE)
+    world.up(THERE)
+    await world.join(known=[known(drained=True), known(THERE)])
+    assert [monitor.drained for monitor in world.monitors.values()] == [True, False]
+
+
+async def test_what_the_operator_let_back_is_not_drained_by_a_front_that_missed_it(world, front):
+    world.up(HERE)
+    await front.end()
+    await world.join(known=[known(drained=True)])
+    assert not world.monitors[HERE].drained
+
+
 async def test_an_endpoint_found_down_before_its_front_came_is_down(world):
     world.monitors[HERE].probed.set()
     front = await world.join(known=[known()], skip=False)
