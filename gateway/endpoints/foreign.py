@@ -235,7 +235,7 @@ def identify_tensorrt_llm(models: bytes, about: bytes | None) -> Identity:
 def identify_ollama(models: bytes, about: bytes | None) -> Identity:
     """Of its model list and `/api/ps`, which tells the context of each loaded model. Raises UnidentifiedError."""
     told = _read(_processes, about) or _Processes([])
-    names = _names(models, "Ollama")
+    names = sorted(_names(models, "Ollama"))  # it lists those first that were changed last
     short = [name.removesuffix(_LATEST) for name in names if name.endswith(_LATEST)]
     length = min([model.context_length for model in told.models if model.context_length], default=OLLAMA_LENGTH)
     return _plain(OLLAMA.name, check_names([*names, *short]), length, slots=OLLAMA_SLOTS)

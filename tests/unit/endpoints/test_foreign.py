@@ -148,6 +148,10 @@ def test_an_ollama_has_the_shortest_context_that_is_loaded():
     assert identify_ollama(models("a"), None).max_model_len == OLLAMA_LENGTH
 
 
+def test_two_ollamas_with_the_same_models_are_alike_whichever_each_pulled_last():
+    assert identify_ollama(models("b:7b", "a:latest"), None) == identify_ollama(models("a:latest", "b:7b"), None)
+
+
 @pytest.mark.parametrize("identify", [identify_sglang, identify_tgi, identify_tensorrt_llm, identify_ollama])
 @pytest.mark.parametrize("listed", [b"", b"[]", b'{"data":[]}', b'{"data":5}', b"[" * 100_000])
 def test_one_that_lists_no_model_is_not_taken(identify, listed):
