@@ -66,6 +66,10 @@ class Endpoint:
         """What engine it is; a vLLM until it was reached."""
         return VLLM if self.identity is None else KINDS[self.identity.kind]
 
+    def tells(self, name: str | None) -> bool:
+        """Whether it says that it serves a model or adapter of this name. Some engines take any name all the same."""
+        return self.identity is not None and name in (*self.identity.names, *self.identity.loras)
+
     def note_answer(self, now: float, *, failed: bool) -> None:
         """Note how it answered a request without admission."""
         self.broken = self.broken + 1 if failed else 0
@@ -158,6 +162,10 @@ class Pool:
                 share = identity.max_model_len // (identity.slots or 1)
                 given.append(max(share - prompt, share // 4, 1))
         return min(given, default=None)
+
+    def lacks(self, endpoint: Endpoint, name: str | None) -> bool:
+        """Whether another endpoint that takes traffic says that it serves a name, and this one does not."""
+        return not endpoint.tells(name) and any(other.tells(name) for other in self.healthy())
 
     def healthy(self) -> list[Endpoint]:
         """The endpoints that take traffic now."""

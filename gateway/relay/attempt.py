@@ -33,6 +33,7 @@ from gateway.wire.token_ids import IdsField
 
 _OK = 200
 _UNAUTHORIZED = 401
+_NOT_FOUND = 404
 _SERVER_ERRORS = 500
 MAX_HELD_BYTES = 4 * 2**20
 """An answer that is not streamed is held until it is known to be good. One over this size passes as it is."""
@@ -82,6 +83,7 @@ class Outgoing(msgspec.Struct, frozen=True):
         strip_usage: kvgate asked for usage in the stream; the client did not.
         stream_interval: tokens that the client wants in each event.
         sequences: number of sequences it generates.
+        model: the name that it asks for.
     """
 
     request: RequestId
@@ -91,6 +93,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     strip_usage: bool
     stream_interval: int = 1
     sequences: int = 1
+    model: str | None = None
 
 
 class TokenListener(Protocol):
@@ -174,7 +177,7 @@ class Attempt:
             return Retryable(cause, f"The endpoint did not answer: {error}.")
         try:
             if answer.status != _OK:
-                return await self._not_ok(flight, answer)
+                return await self._not_ok(flight, answer, outgoing.model)
             if is_stream(answer.headers):
                 return await self._stream(flight, answer, outgoing)
             return await self._whole(flight, answer)
@@ -184,7 +187,7 @@ class Attempt:
         finally:
             answer.close()
 
-    async def _not_ok(self, flight: Flight, answer: Answer) -> Ended | Retryable:
+    async def _not_ok(self, flight: Flight, answer: Answer, model: str | None) -> Ended | Retryable:
         body, complete = await _read_up_to(answer, MAX_ERROR_BYTES)
         flight.answered(answer.status)
         message = error_message(body) if complete else f"an error of more than {MAX_ERROR_BYTES >> 20} MiB"
@@ -203,6 +206,9 @@ class Attempt:
             return Retryable(
                 Back.FAILED, "The endpoint did not accept the key that kvgate has for it.", live_error=True
             )
+        pool = self._endpoint.pool
+        if answer.status == _NOT_FOUND and pool is not None and pool.lacks(self._endpoint, model):
+            return Retryable(Back.FAILED, f"The endpoint answered 404: {_sentence(message)}")
         if self._response.head_sent:
             await self._exchange.refuse(Outcome.INVALID_REQUEST, message)
         else:

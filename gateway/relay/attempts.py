@@ -60,6 +60,7 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
             strip_usage=asks_usage(request),
             stream_interval=min(request.stream_interval, max(1, work.demand.max_tokens)),
             sequences=work.demand.sequences,
+            model=request.model,
         )
         evacuated = failed = False
         while True:

@@ -73,7 +73,14 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload
 
                     pool.retries.sent(plane.clock())
                     return await _pass(
-                        plane, scope, exchange, payload, offered, on_answer=leave, prompt_tokens=prompt_tokens
+                        plane,
+                        scope,
+                        exchange,
+                        payload,
+                        offered,
+                        on_answer=leave,
+                        prompt_tokens=prompt_tokens,
+                        model=name,
                     )
         again = retry_after(pool.endpoints.values())
         raise RefusedError(Outcome.NO_ENDPOINT, "No endpoint is ready to serve this model.", retry_after=again)
@@ -117,10 +124,12 @@ async def _pass(
     *,
     on_answer: Callable[[], None] = lambda: None,
     prompt_tokens: int | None = None,
+    model: str | None = None,
 ) -> Outcome:
     """Try it on the endpoints that are offered.
 
-    `on_answer` is called when the answer begins. `prompt_tokens`: what the engine computes; None for nothing.
+    `on_answer` is called when the answer begins. `prompt_tokens`: what the engine computes; None for nothing. `model`:
+    the name that it asks for.
     """
     tried: set[EndpointId] = set()
     reason, evacuated = "", False
@@ -158,7 +167,7 @@ async def _pass(
                 reason = str(error)
                 continue
             if (
-                _failed(plane, endpoint, answer.status, piece)
+                _failed(plane, endpoint, answer.status, piece, model)
                 and len(tried) < _TRIES
                 and any(other.id not in tried for other in offered())  # asked only now: each time is another turn
                 and _may_retry(plane, endpoint.pool)
@@ -176,8 +185,14 @@ async def _pass(
     return await exchange.refuse(Outcome.UPSTREAM_ERROR, f"The endpoint did not answer: {reason}.")
 
 
-def _failed(plane: Plane, endpoint: Endpoint, status: int, piece: bytes) -> bool:
-    """Whether an answer, by its status and its first piece, is a failure of its endpoint; that is noted."""
+def _failed(plane: Plane, endpoint: Endpoint, status: int, piece: bytes, model: str | None) -> bool:
+    """Whether an answer, by its status and its first piece, is a failure of its endpoint; that is noted.
+
+    One that lacks the `model` fails, too.
+    """
+    if status == HTTPStatus.NOT_FOUND and endpoint.pool is not None and endpoint.pool.lacks(endpoint, model):
+        endpoint.note_answer(plane.clock(), failed=True)
+        return True
     means = endpoint.kind.meaning(status, error_message(piece)) if status >= HTTPStatus.BAD_REQUEST else None
     of_request = status == HTTPStatus.NOT_IMPLEMENTED or means in {Meaning.BUSY, Meaning.INVALID}
     failed = (status >= HTTPStatus.INTERNAL_SERVER_ERROR and not of_request) or means is Meaning.FAILED

@@ -263,9 +263,18 @@ class FakePlane:
         self.directory.add(endpoint)
         return endpoint
 
-    def up(self, name: str, *, model: str = "m", sequences: int = 1, kind: str = VLLM.name, longest: int = 100) -> None:
+    def up(
+        self,
+        name: str,
+        *,
+        model: str = "m",
+        loras: tuple[str, ...] = (),
+        sequences: int = 1,
+        kind: str = VLLM.name,
+        longest: int = 100,
+    ) -> None:
         """The endpoint takes traffic for a model, so many sequences at a time, of at most `longest` tokens."""
-        who = Identity(names=(model,), loras=(), root=None, max_model_len=longest, version="0.32.0", kind=kind)
+        who = Identity(names=(model,), loras=loras, root=None, max_model_len=longest, version="0.32.0", kind=kind)
         self.cores.up(EndpointId(name), who, Capacity(longest, kv_blocks=100, max_num_seqs=sequences))
 
     @property

@@ -336,6 +336,27 @@ async def test_a_clients_own_key_is_its_own_business(plane):
     assert client.status == 401
 
 
+ADAPTED = b'{"model":"sql","messages":[],"max_tokens":4}'
+MISSING = b'{"error":{"message":"The model `sql` does not exist.","code":404}}'
+
+
+async def test_what_an_endpoint_lacks_is_asked_of_another_that_has_it(plane):
+    """It answers at once, so that it is the emptiest: it would get all that come."""
+    plane.up("b", loras=("sql",))
+    plane.replies += [Reply(MISSING, status=404), Reply(WHOLE)] * 3 + [Reply(WHOLE)]
+    for _ in range(4):
+        assert (await plane.ask(ADAPTED).ended()).status == 200
+    assert [url for url, *_ in plane.sent] == ["http://a", "http://b"] * 3 + ["http://b"], "then it is spared"
+
+
+async def test_what_no_other_endpoint_has_is_not_found(plane):
+    plane.up("a", loras=("sql",))
+    plane.replies.append(Reply(MISSING, status=404))
+    client = plane.ask(ADAPTED)
+    assert await outcome(plane, client) == "endpoint_refused"
+    assert (client.status, client.body) == (404, MISSING)
+
+
 # Behind a heartbeat.
 
 FIRST = comment(Turn(1, None))

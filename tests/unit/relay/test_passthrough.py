@@ -108,6 +108,15 @@ async def test_one_that_fails_is_tried_elsewhere_once(plane):
     assert failures == [str(LOST)] * 3
 
 
+async def test_what_an_endpoint_lacks_is_asked_of_another_that_has_it(plane):
+    plane.up("a", loras=("sql",))
+    plane.replies += [Reply(b"{}", status=404), Reply(b"{}")]
+    assert (await ended(ask(plane, b'{"model":"sql"}'))).status == 200
+    assert [url for url, *_ in plane.sent] == ["http://b", "http://a"]
+    plane.replies.append(Reply(b"{}", status=404))
+    assert (await ended(ask(plane, b'{"model":"sql"}'))).status == 404, "one that has it says so"
+
+
 BROKEN = b'{"error":{"message":"it broke"}}'
 BUSY_NOW = json.dumps({"error": {"message": BUSY.message, "code": 503}}).encode()
 
