@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from math import inf
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from gateway.tokens.counter import ModelCounter
 from gateway.wire.engine_kinds import KINDS, VLLM, EngineKind, KvOut
 
 _REMEMBERED_RESPONSES = 10_000
+_DENIED = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 _LONGEST_ID = 256
 """Most characters of a response's id. vLLM's own have 37; a client may set one of any length as `request_id`."""
 
@@ -69,6 +71,14 @@ class Endpoint:
     def tells(self, name: str | None) -> bool:
         """Whether it says that it serves a model or adapter of this name. Some engines take any name all the same."""
         return self.identity is not None and name in (*self.identity.names, *self.identity.loras)
+
+    def own_fault(self, status: int, model: str | None) -> str | None:
+        """What the endpoint did, if an answer to a request for a model blames its client for that; else None."""
+        if status in _DENIED and self.api_key is not None:
+            return "did not accept the key that kvgate has for it"
+        if status == HTTPStatus.NOT_FOUND and self.pool is not None and self.pool.lacks(self, model):
+            return "does not serve this model, and another one does"
+        return None
 
     def note_answer(self, now: float, *, failed: bool) -> None:
         """Note how it answered a request without admission."""

@@ -32,8 +32,6 @@ from gateway.wire.stream import (
 from gateway.wire.token_ids import IdsField
 
 _OK = 200
-_UNAUTHORIZED = 401
-_NOT_FOUND = 404
 _SERVER_ERRORS = 500
 MAX_HELD_BYTES = 4 * 2**20
 """An answer that is not streamed is held until it is known to be good. One over this size passes as it is."""
@@ -202,13 +200,8 @@ class Attempt:
             return Retryable(
                 Back.FAILED, f"The endpoint answered {answer.status}: {_sentence(message)}", live_error=not dead
             )
-        if answer.status == _UNAUTHORIZED and self._endpoint.api_key is not None:
-            return Retryable(
-                Back.FAILED, "The endpoint did not accept the key that kvgate has for it.", live_error=True
-            )
-        pool = self._endpoint.pool
-        if answer.status == _NOT_FOUND and pool is not None and pool.lacks(self._endpoint, model):
-            return Retryable(Back.FAILED, f"The endpoint answered 404: {_sentence(message)}")
+        if (fault := self._endpoint.own_fault(answer.status, model)) is not None:
+            return Retryable(Back.FAILED, f"The endpoint {fault}.")
         if self._response.head_sent:
             await self._exchange.refuse(Outcome.INVALID_REQUEST, message)
         else:

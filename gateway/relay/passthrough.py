@@ -186,11 +186,8 @@ async def _pass(
 
 
 def _failed(plane: Plane, endpoint: Endpoint, status: int, piece: bytes, model: str | None) -> bool:
-    """Whether an answer, by its status and its first piece, is a failure of its endpoint; that is noted.
-
-    One that lacks the `model` fails, too.
-    """
-    if status == HTTPStatus.NOT_FOUND and endpoint.pool is not None and endpoint.pool.lacks(endpoint, model):
+    """Whether an answer, by its status and its first piece, is a failure of its endpoint; that is noted."""
+    if endpoint.own_fault(status, model) is not None:
         endpoint.note_answer(plane.clock(), failed=True)
         return True
     means = endpoint.kind.meaning(status, error_message(piece)) if status >= HTTPStatus.BAD_REQUEST else None

@@ -117,6 +117,16 @@ async def test_what_an_endpoint_lacks_is_asked_of_another_that_has_it(plane):
     assert (await ended(ask(plane, b'{"model":"sql"}'))).status == 404, "one that has it says so"
 
 
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_key_of_ours_that_an_endpoint_does_not_accept_is_not_the_clients_fault(plane, status):
+    plane.replies.append(Reply(b"{}", status=status))
+    assert (await ended(ask(plane))).status == status, "the client's own key is its own business"
+    for endpoint in plane.directory.endpoints.values():
+        endpoint.api_key = "ours"
+    plane.replies += [Reply(b"{}", status=status), Reply(b"{}")]
+    assert (await ended(ask(plane))).status == 200
+
+
 BROKEN = b'{"error":{"message":"it broke"}}'
 BUSY_NOW = json.dumps({"error": {"message": BUSY.message, "code": 503}}).encode()
 
