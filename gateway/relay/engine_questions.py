@@ -47,4 +47,6 @@ class EngineQuestions:
             raise UnansweredError("it did not come to an end in time") from None
         except UpstreamError as error:
             raise UnansweredError(str(error)) from None
+        finally:
+            del limit  # it knows the task, which keeps what is raised here, and so this frame and the body
         return answer.status, bytes(read)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from msgspec import structs
 
 from gateway.admission.events import Demand
+from gateway.admission.outcomes import Outcome
 from gateway.pools.directory import Pool
 from gateway.relay.client_identity import Client
 from gateway.relay.demand import (
@@ -48,7 +49,8 @@ async def prepare(plane: Plane, asked: Asked, pool: Pool) -> Work:
     try:
         refuse_background(request)
     except RefusedError as refused:
-        _raise_unless_observing(plane, pool, refused)
+        if not _observes(plane, pool, refused.outcome):
+            raise
     since = plane.clock()
     try:
         count = await _counted(plane, exchange, pool, request, client)
@@ -69,15 +71,15 @@ async def prepare(plane: Plane, asked: Asked, pool: Pool) -> Work:
     return work
 
 
-def _raise_unless_observing(plane: Plane, pool: Pool, refused: RefusedError) -> None:
-    """In observe mode, note the refusal that `enforce` would have made.
+def _observes(plane: Plane, pool: Pool, outcome: Outcome) -> bool:
+    """Whether to let a request through that `enforce` would refuse; if so, that is noted.
 
-    Raises:
-        RefusedError: the one given, in every other mode.
+    Who asks raises the refusal itself, and gives it no name that outlives its handler: an exception in a variable of a
+    frame that it passed keeps that frame, and a body in it, until the garbage collector comes by.
     """
-    if not plane.observes:
-        raise refused
-    plane.metrics.model(pool.name).would(refused.outcome)
+    if plane.observes:
+        plane.metrics.model(pool.name).would(outcome)
+    return plane.observes
 
 
 async def _counted(
@@ -90,12 +92,13 @@ async def _counted(
         except UncountedError as uncounted:
             # After one wait: an engine is up and still cannot count, or none came.
             if waited and (pool.healthy() or not came_up):
+                if _observes(plane, pool, uncounted.outcome):
+                    return _estimate(request)
                 again = retry_after(pool.endpoints.values())
-                refused = RefusedError(uncounted.outcome, uncounted.message, retry_after=again)
-                _raise_unless_observing(plane, pool, refused)
-                return _estimate(request)
+                raise RefusedError(uncounted.outcome, uncounted.message, retry_after=again) from None
         except RefusedError as refused:
-            _raise_unless_observing(plane, pool, refused)
+            if not _observes(plane, pool, refused.outcome):
+                raise
             return _estimate(request)
         # Only an engine can count this, and none is up: wait for one. It may leave again before it has counted.
         await wait_for_endpoint(plane, exchange, pool, len(request.body))
@@ -111,5 +114,6 @@ def _demanded(plane: Plane, pool: Pool, request: GenerationRequest, count: Promp
     try:
         return demanded(pool, request, count)
     except RefusedError as refused:
-        _raise_unless_observing(plane, pool, refused)
+        if not _observes(plane, pool, refused.outcome):
+            raise
         return demanded(pool, request, PromptCount(count.prompts, Source.ESTIMATE, count.kind))

@@ -141,7 +141,8 @@ class Connection(asyncio.Protocol):
         except BaseException:
             self.abort()
             raise
-        self._head = None
+        finally:
+            self._head = None  # with its exception it would keep this frame, and the body, until the next collection
 
     async def read(self) -> bytes:
         """Wait for the next part of the body and return it; empty at the end.

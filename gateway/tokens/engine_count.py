@@ -174,8 +174,8 @@ class EngineCounter:
         try:
             await asyncio.gather(*asking)
         finally:
-            for task in asking:
-                task.cancel()
+            while asking:  # a task in a variable, with its exception, would keep this frame until the next collection
+                asking.pop().cancel()
         return tuple(counts)
 
     async def used(self, target: Target, body: bytes, patience: float) -> int:

@@ -1,6 +1,9 @@
-"""Time that passes by itself, for what waits and asks no network."""
+"""Time that passes by itself, for what waits and asks no network; and the memory that is held."""
 
 import asyncio
+import gc
+import tracemalloc
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -20,3 +23,13 @@ async def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(loop, "time", lambda: now)
     monkeypatch.setattr(loop._selector, "select", hurry)  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def memory() -> Iterator[Callable[[], int]]:
+    """Bytes that were taken since and are held, also by what waits for the garbage collector."""
+    gc.disable()
+    tracemalloc.start()
+    yield lambda: tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    gc.enable()

@@ -1,7 +1,5 @@
 import asyncio
-import gc
 import json
-import tracemalloc
 
 import pytest
 
@@ -116,16 +114,6 @@ async def test_the_usage_of_one_of_several_sequences_stands_for_all(plane, kind,
 SIZE = 4 << 20
 LARGE = asked(stream=True, metadata={"p": "x" * SIZE})
 REWRITTEN = asked(stream=True, stream_options={}, metadata={"p": "x" * SIZE})
-
-
-@pytest.fixture
-def memory():
-    """Bytes that were taken since and are held, by anything that is not waiting to be collected."""
-    gc.disable()
-    tracemalloc.start()
-    yield lambda: tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    gc.enable()
 
 
 async def sent(plane):

@@ -1,5 +1,7 @@
 import asyncio
+import contextlib
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -9,6 +11,7 @@ from gateway.runtime.descriptors import OutOfDescriptorsError
 from gateway.tokens.engine_count import UnansweredError
 from tests.ports import free_port
 from tests.unit.relay.endpoint import CHUNKED, Server, fetch, upstream
+from tests.until import until
 
 
 async def asked(
@@ -40,6 +43,19 @@ async def test_questions_and_requests_share_their_connections(server: Server) ->
             await asked(client, server.url)
             await fetch(client, server.url)
     assert server.connections == 1
+
+
+async def test_of_a_question_that_fails_in_a_task_nothing_is_kept(server: Server, memory: Callable[[], int]) -> None:
+    async def lose(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+
+    server.scripts = [lose]
+    async with upstream() as client:
+        ask = EngineQuestions(client, server.url, None)
+        with contextlib.suppress(UnansweredError):
+            await asyncio.create_task(ask("/tokenize", bytes(4 * 2**20), silence=5, longest=5, most=10))
+            raise AssertionError("it was answered")
+        await until(lambda: memory() < 2**20)
 
 
 async def test_of_a_long_answer_only_the_beginning_is_read(server: Server) -> None:

@@ -135,6 +135,24 @@ async def test_a_prompt_that_nobody_comes_to_count_is_refused(plane):
 # The memory of its body.
 
 
+LARGE = {"p": "x" * 500_000}
+
+
+@pytest.mark.parametrize(
+    ("raises", "limit"),
+    [(None, 101), (PromptTooLongError, 4), (CountUnavailableError, 4)],
+)
+async def test_a_body_is_gone_once_it_is_refused(plane, memory, raises, limit):
+    plane.cores.down(EndpointId("a"), "down: gone")
+    if raises is not None:
+        plane.counter.errors.extend(raises(200) for _ in range(2))
+    body = asked(metadata=LARGE, max_tokens=limit)
+    before = memory()
+    client = await plane.ask(body).ended()
+    assert client.status in (400, 503)
+    assert memory() - before < len(body) / 4
+
+
 @pytest.mark.parametrize(
     ("errors", "body", "decision"),
     [

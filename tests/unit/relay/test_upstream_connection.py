@@ -1,7 +1,8 @@
 import asyncio
+import contextlib
 import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from unittest.mock import Mock
 
 import pytest
@@ -49,6 +50,18 @@ async def test_cancelling_while_the_head_is_awaited_closes_the_connection(server
         with pytest.raises(asyncio.CancelledError):
             await sending
         await gone.wait()
+
+
+async def test_of_a_request_that_was_lost_nothing_is_kept(server: Server, memory: Callable[[], int]) -> None:
+    async def lose(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+
+    server.scripts = [lose]
+    async with upstream() as client:
+        with contextlib.suppress(ConnectionLostError):
+            await client.send(server.url, "POST", "/", [], bytes(4 * 2**20))
+            raise AssertionError("it was answered")
+        await until(lambda: memory() < 2**20)
 
 
 @pytest.mark.parametrize(

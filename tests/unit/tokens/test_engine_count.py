@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import errno
 import json
 from collections.abc import AsyncIterator, Callable
@@ -16,6 +17,7 @@ from gateway.tokens.normalise import Encoding
 from gateway.wire.engine_kinds import LLAMA_SERVER, VLLM
 from gateway.wire.request import Api, InvalidRequestError
 from tests.unit.tokens.wire import engine_at
+from tests.until import until
 
 FIRST, SECOND = "http://first", "http://second"
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -112,6 +114,14 @@ async def test_what_is_the_requests_fault_is_told_in_the_engines_words_whatever_
 async def test_an_answer_that_cannot_be_read_is_no_count(content: bytes) -> None:
     with pytest.raises(CountUnavailableError):
         await counted(lambda _: httpx.Response(200, content=content), work(ask("a")))
+
+
+@pytest.mark.parametrize("prompts", [1, 3])
+async def test_of_a_body_that_is_not_counted_nothing_is_kept(memory: Callable[[], int], prompts: int) -> None:
+    with contextlib.suppress(QuestionRefusedError):
+        await counted(lambda _: httpx.Response(400), work(*[EngineCall("/tokenize", bytes(4 * 2**20))] * prompts))
+        raise AssertionError("it was counted")
+    await until(lambda: memory() < 2**20)
 
 
 async def test_a_route_that_is_missing_is_told_apart() -> None:
