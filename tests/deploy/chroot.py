@@ -5,6 +5,7 @@ the image has one built from source.
 """
 
 import contextlib
+import functools
 import os
 import re
 import shlex
@@ -133,7 +134,7 @@ class Container:
 
     def _run(self, script: str) -> None:
         index = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
-        places, configuration = _pip(index)
+        places, configuration = _pip(*index.values())
         for file in configuration:
             place = self.inside(PurePosixPath(file))
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -174,13 +175,14 @@ exec {enter} {variables} {shlex.join(argv)}
         return ["unshare", "--mount", "--pid", "--fork", "--kill-child", "/bin/sh", "-c", script]
 
 
-def _pip(index: Mapping[str, str]) -> tuple[list[Path], list[Path]]:
+@functools.cache
+def _pip(*index: str) -> tuple[list[Path], list[Path]]:
     """Where pip looks on this machine, and its configuration files: both needed inside as they are outside."""
     shown = subprocess.run([sys.executable, "-m", "pip", "config", "debug"], check=True, capture_output=True, text=True)
     listed = [Path(file) for file in re.findall(r"^  (/.*), exists: True$", shown.stdout, re.MULTILINE)]
     # What belongs to this interpreter, as one of a virtual environment, is not looked for by another.
     files = [file for file in listed if not file.is_relative_to(sys.prefix)]
-    texts = [*index.values(), *(file.read_text() for file in files)]
+    texts = [*index, *(file.read_text() for file in files)]
     named = [Path(name) for text in texts for name in re.findall(r"(?:^|[\s=])(/[^\s,'\"]+)", text)]
     # The pages of an index in a folder point at files beside that folder.
     named += [Path(name).parent for text in texts for name in re.findall(r"file://(/[^\s,'\"]+)", text)]
