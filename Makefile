@@ -96,13 +96,13 @@ clean:
 	@$(PYTHON) -m venv .venv || { echo "python3 -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
 
 # --no-deps: a lock is whole. pip would look for packages with extras again, and find releases that are not locked.
+# Modules are compiled when they are imported: that is for few of them, and pip would compile all.
 $(READY): requirements/dev.txt pyproject.toml | .venv/bin/pip
 	@echo "installing kvgate and its tools into .venv"
-	@$(INSTALL) --no-deps --require-hashes --requirement requirements/dev.txt
-	@$(INSTALL) --no-deps --no-build-isolation --editable .
+	@$(INSTALL) --no-compile --no-deps --require-hashes --requirement requirements/dev.txt
+	@$(INSTALL) --no-compile --no-deps --no-build-isolation --editable .
 	@touch $@
 
-# Modules are compiled when they are imported: the demo imports few of them.
 $(DEMO): requirements/demo.txt pyproject.toml | .venv/bin/pip
 	@echo "installing kvgate into .venv"
 	@$(INSTALL) --no-compile --no-deps --require-hashes --requirement requirements/demo.txt
