@@ -148,6 +148,10 @@ class Apart:
         """The watch over an endpoint."""
         return self._link.watch(endpoint)
 
+    def forget(self, endpoint: EndpointId) -> bool:
+        """See `gateway.app.core.Core`."""
+        return self._link.forget(endpoint)
+
     def tell_awaited(self, ages: Mapping[str, float]) -> None:
         """Say that requests wait here for engines, also to the next owner."""
         self._link.tell_awaited(ages)

@@ -122,7 +122,9 @@ class Application:
         self._tokenizers = Tokenizers(self._counting)
         self._upstream = HttpUpstream(lambda: self._settings.upstream)
         on_demand = [address for address, how in launched.items() if how is not None]
-        self._reached = Reached(self._directory, self._upstream, watch=self._core.watch, on_demand=on_demand)
+        self._reached = Reached(
+            self._directory, self._upstream, watch=self._core.watch, forget=self._core.forget, on_demand=on_demand
+        )
         self._reached.follow(self._files.endpoints)
         self._plane = Plane(
             settings=settings,

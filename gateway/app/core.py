@@ -37,6 +37,10 @@ class Core(Deciding, Protocol):
         """The watch over an endpoint."""
         ...
 
+    def forget(self, endpoint: EndpointId) -> bool:
+        """Forget an endpoint that is not configured any more; False if the owner knows it, and says when it is gone."""
+        ...
+
     def tell_awaited(self, ages: Mapping[str, float]) -> None:
         """Say for engines of which models requests wait here, and how long the oldest has, in seconds."""
         ...

@@ -20,6 +20,7 @@ class Reached:
         directory: of the endpoints.
         upstream: is told each endpoint's TLS context.
         watch: finds the watch over an endpoint.
+        forget: has the owner's side of one forgotten that is not configured any more; see `Core.forget`.
         on_demand: addresses of engines that start when a request waits for them.
     """
 
@@ -29,11 +30,13 @@ class Reached:
         upstream: HttpUpstream,
         *,
         watch: Callable[[EndpointId], Watch],
+        forget: Callable[[EndpointId], bool],
         on_demand: Container[str] = (),
     ) -> None:
         self._directory = directory
         self._upstream = upstream
         self._watch = watch
+        self._forget = forget
         self._on_demand = on_demand
         self._configured: Mapping[EndpointId, Access] = {}
 
@@ -43,10 +46,17 @@ class Reached:
         return Target(endpoint.base_url, ask, endpoint.kind)
 
     def follow(self, configured: Mapping[EndpointId, Access]) -> None:
-        """Add the endpoints that are new, and reach the others as configured from the next request on."""
+        """Add the endpoints that are new, and reach the others as configured from the next request on.
+
+        Of those that are configured no more, drop what the owner does not know: it may have said earlier that they are
+        gone.
+        """
         self._configured = configured
         for endpoint, access in configured.items():
             self._reach(endpoint, access)
+        for endpoint in self._directory.endpoints.keys() - configured.keys():
+            if self._forget(endpoint):
+                self._directory.gone(endpoint)
 
     def elsewhere(self, configured: Mapping[FallbackSettings, Access]) -> Mapping[FallbackSettings, Endpoint]:
         """The servers elsewhere, as requests reach them from now on."""

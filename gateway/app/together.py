@@ -80,6 +80,11 @@ class Together(Owner):
         """The watch over an endpoint."""
         return self.monitors[endpoint]
 
+    def forget(self, endpoint: EndpointId) -> bool:
+        """It says of each endpoint when it is gone."""
+        del endpoint
+        return False
+
     def tell_awaited(self, ages: Mapping[str, float]) -> None:
         """Say that requests wait here for engines."""
         self.awaited(0, ages)

@@ -314,6 +314,10 @@ class Link:
                 asyncio.get_running_loop().call_soon(self._introduce, endpoint)
         return watch
 
+    def forget(self, endpoint: EndpointId) -> bool:
+        """Forget an endpoint that is not configured here any more; False if the owner knows it, which says when."""
+        return endpoint not in self._told and self._part_from(endpoint)
+
     def _introduce(self, endpoint: EndpointId) -> None:
         """Tell the follower what the owner said of an endpoint, once it is configured here too."""
         watch = self._watches.get(endpoint)
@@ -546,11 +550,16 @@ class Link:
     def _gone(self, message: Gone) -> None:
         self._told.pop(message.endpoint, None)
         self._keyless.discard(message.endpoint)
-        self._outlived = {endpoint: watch for endpoint, watch in self._outlived.items() if watch.watched}
-        if (watch := self._watches.pop(message.endpoint, None)) is not None:
-            if watch.watched:
-                self._outlived[message.endpoint] = watch
+        if self._part_from(message.endpoint):
             self._follower.gone(message.endpoint)
+
+    def _part_from(self, endpoint: EndpointId) -> bool:
+        """Drop the watch over an endpoint, if there is one."""
+        self._outlived = {endpoint: watch for endpoint, watch in self._outlived.items() if watch.watched}
+        watch = self._watches.pop(endpoint, None)
+        if watch is not None and watch.watched:
+            self._outlived[endpoint] = watch
+        return watch is not None
 
     def _starts(self, message: Starts) -> None:
         if message.endpoint in self._watches:

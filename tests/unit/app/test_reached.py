@@ -23,7 +23,9 @@ class World:
         nothing: Any = None
         self.directory = Directory(nothing, nothing, nothing, nothing, self._left)
         upstream: Any = self
-        self.reached = Reached(self.directory, upstream, watch=self._watch)
+        self.forgotten: set[EndpointId] = set()
+        """Those that the owner says are gone, or never knew."""
+        self.reached = Reached(self.directory, upstream, watch=self._watch, forget=lambda name: name in self.forgotten)
 
     async def send(self, base_url: str, method: str, path: str, headers: Headers, body: bytes) -> Any:
         self.asked.append((base_url, dict(headers).get(b"authorization")))
@@ -87,6 +89,16 @@ async def test_one_that_is_configured_no_more_is_reached_until_it_is_gone(world:
     world.reached.follow(access(f"http://{TWO}"))
     assert endpoint.base_url in world.trusted
     world.directory.gone(ONE)
+    assert set(world.directory.endpoints) == {TWO}
+    assert set(world.trusted) == {f"http://{TWO}"}
+
+
+async def test_one_that_was_gone_before_it_was_configured_no_more_does_not_stay(world: World) -> None:
+    world.reached.follow(access(f"http://{ONE}", f"http://{TWO}"))
+    world.directory.gone(ONE)
+    assert set(world.directory.endpoints) == {ONE, TWO}, "it may come back"
+    world.forgotten = {ONE}
+    world.reached.follow(access(f"http://{TWO}"))
     assert set(world.directory.endpoints) == {TWO}
     assert set(world.trusted) == {f"http://{TWO}"}
 

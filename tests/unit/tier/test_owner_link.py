@@ -532,6 +532,14 @@ async def test_what_an_owner_had_it_keep_is_given_to_the_next(world):
     assert hello.kept[0].age == pytest.approx(world.clock() - since, abs=0.1)
 
 
+async def test_an_endpoint_that_the_owner_does_not_know_is_forgotten_at_once(world):
+    await world.welcome()
+    world.owner.say(up(), up(THERE), Gone(THERE))
+    before = world.link.watch(THERE)
+    assert [world.link.forget(endpoint) for endpoint in (HERE, THERE, THERE)] == [False, True, False]
+    assert world.link.watch(THERE) is not before
+
+
 async def test_an_endpoint_that_is_gone_is_declared_no_more(world):
     await world.welcome()
     world.owner.say(up(), up(THERE), Gone(HERE))
