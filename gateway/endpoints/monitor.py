@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from types import MappingProxyType
+from zlib import crc32
 
 import httpx
 import structlog
@@ -228,7 +229,8 @@ class EndpointMonitor:
                 self._settling.cancel()
 
     async def _run(self) -> None:
-        due = self._clock()
+        # Each has its own place in the interval: a hundred probed at once would hold up the loop.
+        grid = self._clock() - self._interval * crc32(self._id.encode()) / 2**32
         while True:
             self._hurry.clear()
             try:
@@ -239,7 +241,7 @@ class EndpointMonitor:
                 _log.exception("probe failed", endpoint=self._id)
             self.probed.set()
             now = self._clock()
-            due += self._interval * max(1, -((due - now) // self._interval))
+            due = now + self._interval - (now - grid) % self._interval
             try:
                 async with asyncio.timeout(due - now):
                     await asyncio.sleep(min(HURRY_GAP, self._interval))
@@ -247,8 +249,6 @@ class EndpointMonitor:
             except TimeoutError:
                 if (now := self._clock()) - due >= self._progress.hung_after / 2:
                     self._progress.restart(now)  # it was this process that stood still: it has yet to read what came
-                continue
-            due = self._clock()
 
     async def probe(self) -> None:
         """Run one round: ask for health, metrics and, when due, identity; then judge the answers."""

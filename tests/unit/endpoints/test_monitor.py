@@ -1,6 +1,8 @@
 import asyncio
 import contextlib
 import errno
+import functools
+import itertools
 import socket
 
 import httpx
@@ -792,6 +794,30 @@ async def test_probes_do_not_overlap_and_a_slow_one_does_not_make_others_follow_
         for _ in range(100):
             await asyncio.sleep(0)
         assert vllm.asked.count("/health") == 1
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_each_endpoint_is_probed_at_its_own_place_in_the_interval(client, told, look):
+    """Also after a reload, which has all of them probed at once."""
+    time, settings, health = asyncio.get_running_loop().time, EndpointSettings(url=URL), HealthSettings(interval=1)
+    probed = {name: [] for name in "abcd"}
+
+    async def probe(times):
+        times.append(time())
+        await asyncio.sleep(0.01)
+
+    async with contextlib.AsyncExitStack() as watched:
+        for name, times in probed.items():
+            monitor = EndpointMonitor(name, settings, health, client=client, listener=told, clock=time, look=look)
+            monitor.probe = functools.partial(probe, times)
+            await watched.enter_async_context(running(monitor))
+            asyncio.get_running_loop().call_later(2.5, monitor.failed, "it answered 500")
+        await asyncio.sleep(4.6)
+    assert len({round(times[0], 1) for times in probed.values()}) == 1
+    places = sorted(times[-1] % 1 for times in probed.values())
+    assert min(later - place for place, later in itertools.pairwise(places)) > 0.05
+    for times in probed.values():
+        assert [times[-1] - at for at in times[-2:]] == pytest.approx([1, 0])
 
 
 async def test_the_time_that_this_process_stood_still_is_nobodys_silence(make, told, clock):
