@@ -54,6 +54,12 @@ def batch(model: str, name: str, shared: object, conversations: int) -> Callable
     return lambda target: target.post(BATCH, json.dumps(fields, separators=(",", ":")).encode())
 
 
+def too_long(times: int, size: int) -> Callable[[Target], Answer]:
+    """Ask so many times for more output than there is room for."""
+    asked = b'{"model":"fake","max_tokens":99999,"messages":[{"role":"user","content":"a"}],"metadata":{"p":"'
+    return lambda target: [target.post(CHAT, filled(asked, b"p", b'"}}', size)) for _ in range(times)][-1]
+
+
 def form(
     head: bytes, filling: bytes, end: bytes = b"", *, boundary: str = "b", size: int = MOST
 ) -> Callable[[Target], Answer]:
@@ -166,6 +172,7 @@ CLIENTS = [
     ),
     Attack("a large body of a change", body("/kvgate/adapters/load", b"", b"[", b""), (413,)),
     Attack("a drain through a proxy", lambda t: t.post(DRAIN, b"", "x-forwarded-for: 127.0.0.1"), (403,)),
+    Attack("bodies that are too long, one after another", too_long(24, 8 * MB), (400,), 128 * MB),
     Attack("white space", body(CHAT, b'{"model":"none"', b" ", b"}"), (404,), 256 * MB),
     Attack("nothing to relay", body(TOKENIZE, b'{"prompt":[', b"[],", b"1]}"), (400, 404), 256 * MB),
     Attack("a model to relay to", body(TOKENIZE, b'{"model":"', b"m", b'"}'), (400, 404), 256 * MB),
