@@ -188,8 +188,12 @@ def framed(
         if names.count(b"transfer-encoding") > 1 or coding.strip().lower() != b"chunked":
             raise BadRequestError("The only Transfer-Encoding that is known here is chunked.", _NOT_IMPLEMENTED)
         return ChunkedBody(max_trailer_bytes)
+    length = _number(given.get(b"content-length", b"0"))
+    return CountedBody(length) if length else None
+
+
+def _number(written: bytes) -> int:
     try:
-        length = int(given.get(b"content-length", b"0"))
+        return int(written)
     except ValueError:  # more digits than Python converts: zeros, but for the last ones
         raise BadRequestError("The request's Content-Length has too many digits.") from None
-    return CountedBody(length) if length else None
