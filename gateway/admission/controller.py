@@ -445,6 +445,8 @@ class AdmissionController:
                 self._relane(now)
                 if endpoint.id not in request.avoid:  # once each: a front that reaches none would try for ever
                     request.avoid, request.arrived_at = request.avoid | {endpoint.id}, now
+            case Back.LACKING:
+                request.avoid = request.avoid | {endpoint.id}
             case Back.FAILED:
                 request.arrived_at = now
                 request.failures += 1

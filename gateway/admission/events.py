@@ -158,6 +158,8 @@ class Back(Enum):
     """The endpoint failed on it: the core allows one more dispatch, to another endpoint if there is one."""
     UNREACHED = auto()
     """Its front could not connect. That says nothing of what other fronts can reach."""
+    LACKING = auto()
+    """The endpoint does not serve what it names, and another one does. That says nothing of other requests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,13 +72,15 @@ class Endpoint:
         """Whether it says that it serves a model or adapter of this name. Some engines take any name all the same."""
         return self.identity is not None and name in (*self.identity.names, *self.identity.loras)
 
-    def own_fault(self, status: int, model: str | None) -> str | None:
-        """What the endpoint did, if an answer to a request for a model blames its client for that; else None."""
-        if status in _DENIED and self.api_key is not None:
-            return "did not accept the key that kvgate has for it"
-        if status == HTTPStatus.NOT_FOUND and self.pool is not None and self.pool.lacks(self, model):
-            return "does not serve this model, and another one does"
-        return None
+    def denies(self, status: int) -> bool:
+        """Whether an answer with this status says that the endpoint does not accept the key that kvgate has for it."""
+        return status in _DENIED and self.api_key is not None
+
+    def lacks(self, status: int, model: str | None) -> bool:
+        """Whether such an answer says that it does not serve a model, of which another that takes traffic tells."""
+        if status != HTTPStatus.NOT_FOUND or self.pool is None or self.tells(model):
+            return False
+        return any(other.tells(model) for other in self.pool.healthy())
 
     def note_answer(self, now: float, *, failed: bool) -> None:
         """Note how it answered a request without admission."""
@@ -172,10 +174,6 @@ class Pool:
                 share = identity.max_model_len // (identity.slots or 1)
                 given.append(max(share - prompt, share // 4, 1))
         return min(given, default=None)
-
-    def lacks(self, endpoint: Endpoint, name: str | None) -> bool:
-        """Whether another endpoint that takes traffic says that it serves a name, and this one does not."""
-        return not endpoint.tells(name) and any(other.tells(name) for other in self.healthy())
 
     def healthy(self) -> list[Endpoint]:
         """The endpoints that take traffic now."""

@@ -81,7 +81,6 @@ class Outgoing(msgspec.Struct, frozen=True):
         strip_usage: kvgate asked for usage in the stream; the client did not.
         stream_interval: tokens that the client wants in each event.
         sequences: number of sequences it generates.
-        model: the name that it asks for.
     """
 
     request: RequestId
@@ -91,7 +90,6 @@ class Outgoing(msgspec.Struct, frozen=True):
     strip_usage: bool
     stream_interval: int = 1
     sequences: int = 1
-    model: str | None = None
 
 
 class TokenListener(Protocol):
@@ -139,7 +137,13 @@ class Attempt:
         """The reader of a streamed answer."""
 
     async def run(
-        self, outgoing: Outgoing, headers: Headers, *, evacuated: bool = False, ids: IdsField | None = None
+        self,
+        outgoing: Outgoing,
+        headers: Headers,
+        *,
+        evacuated: bool = False,
+        ids: IdsField | None = None,
+        model: str | None = None,
     ) -> Ended | Retryable:
         """Try once. Cancelled when the client leaves; then the connection to the endpoint closes at once.
 
@@ -148,13 +152,15 @@ class Attempt:
             headers: for the endpoint.
             evacuated: it was taken off another endpoint.
             ids: the field in which its token ids go along.
+            model: the name for which another endpoint may be tried if this one lacks it; None where this one was tried
+                before.
         """
         streams = self._exchange.stream and outgoing.stream_interval == 1
         flight = self._flights.open(
             outgoing.request, self._endpoint, outgoing.prompt_tokens, streams=streams, evacuated=evacuated
         )
         try:
-            return await self._exchanged(flight, outgoing, headers, ids)
+            return await self._exchanged(flight, outgoing, headers, ids, model)
         except asyncio.CancelledError:
             if flight.interruption is None or flight.task.uncancel():  # the client left too, at the same moment
                 raise
@@ -163,7 +169,7 @@ class Attempt:
             self._flights.close(flight)
 
     async def _exchanged(
-        self, flight: Flight, outgoing: Outgoing, headers: Headers, ids: IdsField | None
+        self, flight: Flight, outgoing: Outgoing, headers: Headers, ids: IdsField | None, model: str | None
     ) -> Ended | Retryable:
         try:
             answer = await self._upstream.send(
@@ -175,7 +181,7 @@ class Attempt:
             return Retryable(cause, f"The endpoint did not answer: {error}.")
         try:
             if answer.status != _OK:
-                return await self._not_ok(flight, answer, outgoing.model)
+                return await self._not_ok(flight, answer, model)
             if is_stream(answer.headers):
                 return await self._stream(flight, answer, outgoing)
             return await self._whole(flight, answer)
@@ -200,8 +206,10 @@ class Attempt:
             return Retryable(
                 Back.FAILED, f"The endpoint answered {answer.status}: {_sentence(message)}", live_error=not dead
             )
-        if (fault := self._endpoint.own_fault(answer.status, model)) is not None:
-            return Retryable(Back.FAILED, f"The endpoint {fault}.")
+        if self._endpoint.denies(answer.status):
+            return Retryable(Back.FAILED, "The endpoint did not accept the key that kvgate has for it.")
+        if self._endpoint.lacks(answer.status, model):
+            return Retryable(Back.LACKING, f"The endpoint answered 404: {_sentence(message)}")
         if self._response.head_sent:
             await self._exchange.refuse(Outcome.INVALID_REQUEST, message)
         else:

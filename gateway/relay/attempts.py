@@ -60,9 +60,9 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
             strip_usage=asks_usage(request),
             stream_interval=min(request.stream_interval, max(1, work.demand.max_tokens)),
             sequences=work.demand.sequences,
-            model=request.model,
         )
         evacuated = failed = False
+        tried: set[EndpointId] = set()
         while True:
             endpoint = plane.directory.endpoints[dispatch.endpoint]
             headers = towards_endpoint(
@@ -82,7 +82,9 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
                 endpoint,
                 stored=stored,
             )
-            result = await attempt.run(outgoing, headers, evacuated=evacuated, ids=ids)
+            model = None if endpoint.id in tried else request.model
+            tried.add(endpoint.id)
+            result = await attempt.run(outgoing, headers, evacuated=evacuated, ids=ids, model=model)
             if isinstance(result, Ended):
                 usage = _of_all(exchange.usage, work.demand, endpoint)
                 if usage is not exchange.usage:

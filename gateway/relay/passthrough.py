@@ -187,7 +187,7 @@ async def _pass(
 
 def _failed(plane: Plane, endpoint: Endpoint, status: int, piece: bytes, model: str | None) -> bool:
     """Whether an answer, by its status and its first piece, is a failure of its endpoint; that is noted."""
-    if endpoint.own_fault(status, model) is not None:
+    if endpoint.denies(status) or endpoint.lacks(status, model):
         endpoint.note_answer(plane.clock(), failed=True)
         return True
     means = endpoint.kind.meaning(status, error_message(piece)) if status >= HTTPStatus.BAD_REQUEST else None

@@ -319,7 +319,7 @@ class Admission(RuleBasedStateMachine):
                 self.unreached[front_of(request), known.endpoint] = self.now + TUNING.unreached
             if why is Back.FAILED or (why is Back.UNREACHED and known.endpoint not in known.avoid):
                 known.arrived_at = self.now
-            if why is Back.UNREACHED:
+            if why in {Back.UNREACHED, Back.LACKING}:
                 known.avoid |= {known.endpoint}
             if why is Back.FAILED:
                 known.failures += 1

@@ -80,8 +80,8 @@ class RequestRecord:
         self.failures = arrival.failures
         """Number of endpoints that failed on it."""
         self.avoid = _NOWHERE if arrival.avoid is None else frozenset({arrival.avoid})
-        """The endpoint that failed on it last, and those to which its front could not connect since. Others are tried
-        first."""
+        """The endpoint that failed on it last, and those since to which its front could not connect or that do not
+        serve what it names. Others are tried first."""
         self.lane: LaneKey = (0, _NOWHERE, None)
         """Its lane in the queue."""
         self.order = 0

@@ -69,6 +69,13 @@ class TestRoom:
         assert p.endpoint("b").closed_by == ()
         p >> done(9) << Dispatch(5, "a")
 
+    def test_an_endpoint_that_lacks_what_some_requests_name_stays_open_to_all_others(self, play):
+        p = play() >> up("a") >> up("b")
+        for number in range(1, 2 + TUNING.failing_after):
+            p >> arrived(number) << Dispatch(number, "a") >> Returned(number, Back.LACKING)
+            p << Dispatch(number, "b") >> done(number)
+        p >> arrived(9) << Dispatch(9, "a")
+
     def test_the_first_token_of_an_endpoint_that_failed_lets_the_next_request_go_at_once(self, play):
         p = play() >> up("a", seqs=1) >> up("b") >> arrived(1) << Dispatch(1, "a")
         for number in range(2, 2 + TUNING.failing_after):

@@ -344,10 +344,18 @@ MISSING = b'{"error":{"message":"The model `sql` does not exist.","code":404}}'
 async def test_what_an_endpoint_lacks_is_asked_of_another_that_has_it(plane):
     """It answers at once, so that it is the emptiest: it would get all that come."""
     plane.up("b", loras=("sql",))
-    plane.replies += [Reply(MISSING, status=404), Reply(WHOLE)] * 3 + [Reply(WHOLE)]
+    plane.replies += [Reply(MISSING, status=404), Reply(WHOLE)] * 4 + [Reply(WHOLE)]
     for _ in range(4):
         assert (await plane.ask(ADAPTED).ended()).status == 200
-    assert [url for url, *_ in plane.sent] == ["http://a", "http://b"] * 3 + ["http://b"], "then it is spared"
+    await plane.ask().ended()
+    assert [url for url, *_ in plane.sent] == ["http://a", "http://b"] * 4 + ["http://a"], "it is well for all else"
+
+
+async def test_what_only_an_endpoint_has_that_cannot_be_reached_is_not_asked_for_again_and_again(plane):
+    plane.up("b", loras=("sql",))
+    plane.replies += [Reply(MISSING, status=404), ConnectFailedError("refused"), Reply(MISSING, status=404)]
+    assert (await plane.ask(ADAPTED).ended()).status == 404
+    assert [url for url, *_ in plane.sent] == ["http://a", "http://b", "http://a"]
 
 
 async def test_what_no_other_endpoint_has_is_not_found(plane):
