@@ -174,9 +174,8 @@ class AdmissionController:
         if type(event) is Arrived:
             self._shed(event, now)
         self._offer_due = True  # for the next event
-        throttled = (
-            self._pool.throttled_flows
-        )  # if only they wait, there is no pressure: more room would not let them go
+        # If only throttled flows wait, there is no pressure: more room would not let them go.
+        throttled = self._pool.throttled_flows
         if self._queue.depth and not (throttled and self._pool.waiting_throttled() == self._queue.depth):
             self._waits.drain_rate.pressed(now)
         self._announce_wake(now)
@@ -441,8 +440,8 @@ class AdmissionController:
             case Back.BUSY:
                 endpoint.note_busy(now)
             case Back.UNREACHED:
-                self._endpoints.reach.lost(event.request, endpoint.id, now)
-                self._relane(now)
+                if self._endpoints.reach.lost(event.request, endpoint.id, now):
+                    self._relane(now)
                 if endpoint.id not in request.avoid:  # once each: a front that reaches none would try for ever
                     request.avoid, request.arrived_at = request.avoid | {endpoint.id}, now
             case Back.LACKING:

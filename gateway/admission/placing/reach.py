@@ -27,10 +27,12 @@ class Reach:
         """Whether the request's front may try the endpoint."""
         return endpoint not in self.until.get(front_of(request), ())
 
-    def lost(self, request: RequestId, endpoint: EndpointId, now: float) -> None:
-        """Note that the request's front could not connect to the endpoint."""
+    def lost(self, request: RequestId, endpoint: EndpointId, now: float) -> bool:
+        """Note that the request's front could not connect to the endpoint; return whether it is `limited` since."""
+        was_limited = self.limited(request) is not None
         self.until.setdefault(front_of(request), {})[endpoint] = now + TUNING.unreached
         self._plan()
+        return not was_limited
 
     def found(self, endpoint: EndpointId) -> None:
         """Let every front try an endpoint that came up."""

@@ -37,6 +37,13 @@ def test_other_fronts_go_on(reach):
     assert reach.limited(THEIRS) is None
 
 
+def test_only_the_first_loss_makes_a_front_limited(reach):
+    """The whole queue is sorted into lanes again for it."""
+    assert not reach.lost(OURS, "a", 0.1)
+    assert not reach.lost(MINE, "b", 0.1)
+    assert reach.lost(THEIRS, "a", 0.1)
+
+
 def test_it_is_tried_again_in_time(reach):
     reach.lost(OURS, "b", 0.5)
     assert reach.changes_at == SOON
