@@ -37,7 +37,7 @@ def core() -> list[Extension]:
     # Without the project's settings of mypy: they name a plugin of something that is not needed here.
     extensions = list(mypycify(["--config-file=", *modules], opt_level="3", group_name="kvgate_admission"))
     for extension in extensions:
-        # GCC takes 13 s to look for it in C that mypyc wrote, as long as for all else.
+        # GCC takes 13 s to look for misleading indentation in what mypyc wrote, as long as for all else.
         extension.extra_compile_args.append("-Wno-misleading-indentation")
     return extensions
 

@@ -445,11 +445,12 @@ class AdmissionController:
                 if endpoint.id not in request.avoid:  # once each: a front that reaches none would try for ever
                     request.avoid, request.arrived_at = request.avoid | {endpoint.id}, now
             case Back.LACKING:
+                request.lacking = request.lacking | {endpoint.id}
                 request.avoid = request.avoid | {endpoint.id}
             case Back.FAILED:
                 request.arrived_at = now
                 request.failures += 1
-                request.avoid = frozenset({endpoint.id})
+                request.avoid = request.lacking | {endpoint.id}
                 self._endpoints.failed(endpoint, now)
         self._endpoints.advance(endpoint, now)
         self._wait(request, now)

@@ -81,7 +81,7 @@ class Arrived:
     failures: int = 0
     """Number of endpoints that failed on it under that core."""
     avoid: EndpointId | None = None
-    """The endpoint that failed on it last."""
+    """The endpoint that failed on it last, or lacks what it names."""
     relayed: bool = False
     """Whether it needs no place, as an embedding: the driver charges its tenant, and the core never sees it."""
     charged: bool = False

@@ -241,7 +241,8 @@ class EndpointMonitor:
                 _log.exception("probe failed", endpoint=self._id)
             self.probed.set()
             now = self._clock()
-            due = now + self._interval - (now - grid) % self._interval
+            soonest = now + min(HURRY_GAP, self._interval / 2)
+            due = soonest + self._interval - (soonest - grid) % self._interval
             try:
                 async with asyncio.timeout(due - now):
                     await asyncio.sleep(min(HURRY_GAP, self._interval))

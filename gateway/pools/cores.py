@@ -187,9 +187,7 @@ class Cores:
         self._report(sample.endpoint, sample)
 
     def _model(self, endpoint: EndpointId, identity: Identity) -> str:
-        """Its name as configured, else the first that it tells; one that is up keeps it while it tells it at all."""
-        serves = self.serves(endpoint) if endpoint in self._up else None
-        return self._configured[endpoint] or (serves if serves in identity.names else identity.names[0])
+        return self._configured[endpoint] or identity.names[0]
 
     def _give(self, endpoint: EndpointId, observed: Observed | None = None) -> None:
         """Give an endpoint that takes traffic to its core, or as much of it as may be filled."""

@@ -21,7 +21,6 @@ from gateway.tokens.counter import ModelCounter
 from gateway.wire.engine_kinds import KINDS, VLLM, EngineKind, KvOut
 
 _REMEMBERED_RESPONSES = 10_000
-_DENIED = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 _LONGEST_ID = 256
 """Most characters of a response's id. vLLM's own have 37; a client may set one of any length as `request_id`."""
 
@@ -74,7 +73,7 @@ class Endpoint:
 
     def denies(self, status: int) -> bool:
         """Whether an answer with this status says that the endpoint does not accept the key that kvgate has for it."""
-        return status in _DENIED and self.api_key is not None
+        return status == HTTPStatus.UNAUTHORIZED and self.api_key is not None
 
     def lacks(self, status: int, model: str | None) -> bool:
         """Whether such an answer says that it does not serve a model, of which another that takes traffic tells."""

@@ -207,7 +207,9 @@ class Attempt:
                 Back.FAILED, f"The endpoint answered {answer.status}: {_sentence(message)}", live_error=not dead
             )
         if self._endpoint.denies(answer.status):
-            return Retryable(Back.FAILED, "The endpoint did not accept the key that kvgate has for it.")
+            return Retryable(
+                Back.FAILED, "The endpoint did not accept the key that kvgate has for it.", live_error=True
+            )
         if self._endpoint.lacks(answer.status, model):
             return Retryable(Back.LACKING, f"The endpoint answered 404: {_sentence(message)}")
         if self._response.head_sent:

@@ -62,7 +62,6 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
             sequences=work.demand.sequences,
         )
         evacuated = failed = False
-        tried: set[EndpointId] = set()
         while True:
             endpoint = plane.directory.endpoints[dispatch.endpoint]
             headers = towards_endpoint(
@@ -82,8 +81,7 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
                 endpoint,
                 stored=stored,
             )
-            model = None if endpoint.id in tried else request.model
-            tried.add(endpoint.id)
+            model = None if endpoint.id in exchange.lacking else request.model
             result = await attempt.run(outgoing, headers, evacuated=evacuated, ids=ids, model=model)
             if isinstance(result, Ended):
                 usage = _of_all(exchange.usage, work.demand, endpoint)

@@ -61,8 +61,8 @@ _NOBODY = Client("")
 class Exchange:
     """One request: its response, and the facts of it. Times are monotonic seconds.
 
-    A fact is None until it is known, and is set once. Exceptions: `endpoint`, `failures` and `waited` change with each
-    attempt, and a fallback to another model sets the facts of an attempt anew.
+    A fact is None until it is known, and is set once. Exceptions: `endpoint`, `failures`, `lacking` and `waited` change
+    with each attempt, and a fallback to another model sets the facts of an attempt anew.
 
     Attributes:
         started: when its head had arrived.
@@ -77,6 +77,7 @@ class Exchange:
         max_tokens: the output limit that kvgate set for it.
         endpoint: the last one it was sent to.
         failures: number of endpoints here that failed on it.
+        lacking: endpoints that answered that they do not serve the model it asks for, while another does.
         overhead: seconds from `received` to its first dispatch to an endpoint, less `waited`.
         first_event: when the first event of a streamed answer was ready to leave.
         usage: of its answer, as the endpoint says.
@@ -105,6 +106,7 @@ class Exchange:
     max_tokens: int | None = None
     endpoint: EndpointId | None = None
     failures: int = 0
+    lacking: frozenset[EndpointId] = frozenset()
     overhead: float | None = None
     first_event: float | None = None
     usage: Usage | None = None
@@ -152,6 +154,8 @@ class Exchange:
 
     def unanswered(self, why: Back) -> None:
         """Note that the endpoint it went to did not answer it."""
+        if why is Back.LACKING and self.endpoint is not None:
+            self.lacking |= {self.endpoint}
         if self.recorded is not None:
             self.recorded.unanswered(why.name.lower(), self.clock())
 

@@ -195,5 +195,5 @@ def framed(
 def _number(written: bytes) -> int:
     try:
         return int(written)
-    except ValueError:  # more digits than Python converts: zeros, but for the last ones
+    except ValueError:  # over 4,300 digits, which int() refuses; httptools took it, so it begins with zeros
         raise BadRequestError("The request's Content-Length has too many digits.") from None

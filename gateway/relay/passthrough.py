@@ -132,8 +132,12 @@ async def _pass(
     the name that it asks for.
     """
     tried: set[EndpointId] = set()
-    reason, evacuated = "", False
-    while len(tried) < _TRIES and (endpoint := next((e for e in offered() if e.id not in tried), None)):
+    reason, evacuated, lacking = "", False, False
+
+    def another() -> Endpoint | None:
+        return next((e for e in offered() if e.id not in tried and (not lacking or e.tells(model))), None)
+
+    while len(tried) < _TRIES and (endpoint := another()):
         tried.add(endpoint.id)
         headers = towards_endpoint(
             scope,
@@ -166,14 +170,15 @@ async def _pass(
                 endpoint.watch.failed(str(error))
                 reason = str(error)
                 continue
+            lacking = endpoint.lacks(answer.status, model)
             if (
-                _failed(plane, endpoint, answer.status, piece, model)
+                (lacking or _failed(plane, endpoint, answer.status, piece))
                 and len(tried) < _TRIES
-                and any(other.id not in tried for other in offered())  # asked only now: each time is another turn
-                and _may_retry(plane, endpoint.pool)
+                and another() is not None  # asked only now: each time is another turn
+                and (lacking or _may_retry(plane, endpoint.pool))
             ):
                 answer.close()
-                exchange.unanswered(Back.FAILED)
+                exchange.unanswered(Back.LACKING if lacking else Back.FAILED)
                 reason = f"it answered {answer.status}"
                 continue
             if not is_stream(answer.headers):  # behind a stream, the engine is still at work
@@ -185,9 +190,9 @@ async def _pass(
     return await exchange.refuse(Outcome.UPSTREAM_ERROR, f"The endpoint did not answer: {reason}.")
 
 
-def _failed(plane: Plane, endpoint: Endpoint, status: int, piece: bytes, model: str | None) -> bool:
+def _failed(plane: Plane, endpoint: Endpoint, status: int, piece: bytes) -> bool:
     """Whether an answer, by its status and its first piece, is a failure of its endpoint; that is noted."""
-    if endpoint.denies(status) or endpoint.lacks(status, model):
+    if endpoint.denies(status):
         endpoint.note_answer(plane.clock(), failed=True)
         return True
     means = endpoint.kind.meaning(status, error_message(piece)) if status >= HTTPStatus.BAD_REQUEST else None

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from gateway.admission.events import Arrived, Declared, EndpointId, RequestId
+from gateway.admission.events import Arrived, Back, Declared, EndpointId, RequestId
 from gateway.tier.frames import Declares, Watched, weight
 
 PART = 4_000
@@ -26,6 +26,16 @@ class Carried:
         self.generated = 0
         self.failures = arrival.failures
         self.avoid: EndpointId | None = None
+        """The endpoint that failed on it last, or lacks what it names."""
+
+    def come_back(self, why: Back, now: float) -> None:
+        """Its endpoint gives it back."""
+        if why in {Back.FAILED, Back.LACKING}:
+            self.avoid = self.endpoint
+        if why is Back.FAILED:
+            self.failures += 1
+            self.waits_since = now
+        self.endpoint, self.generated = None, 0
 
     def as_of(self, now: float, charged_until: float) -> Arrived:
         """Its arrival, as an owner is to see it that does not know it.

@@ -371,13 +371,9 @@ class Link:
                 carried.pop(request, None)
                 self.send(Left(request))
             case Returned(request, why):
-                known = carried[request]
-                if why is Back.FAILED:
-                    known.failures += 1
-                    known.avoid, known.waits_since = known.endpoint, self._clock()
-                known.endpoint, known.generated = None, 0
+                carried[request].come_back(why, self._clock())
                 if request not in self._declaration:
-                    self.send(GivenBack(model, known.as_of(self._clock(), self._charged_until), why))
+                    self.send(GivenBack(model, carried[request].as_of(self._clock(), self._charged_until), why))
 
     def _tell_arrival(self, model: str, arrival: Arrived) -> None:
         self._carried[arrival.request] = Carried(model, arrival, self._clock())

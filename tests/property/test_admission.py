@@ -118,6 +118,7 @@ class Known:
     waiting: bool = True
     endpoint: str | None = None
     avoid: frozenset[str] = frozenset()
+    lacking: frozenset[str] = frozenset()
     failures: int = 0
     seen: int = 0
     ends: int = 0
@@ -321,9 +322,11 @@ class Admission(RuleBasedStateMachine):
                 known.arrived_at = self.now
             if why in {Back.UNREACHED, Back.LACKING}:
                 known.avoid |= {known.endpoint}
+            if why is Back.LACKING:
+                known.lacking |= {known.endpoint}
             if why is Back.FAILED:
                 known.failures += 1
-                known.avoid = frozenset({known.endpoint})
+                known.avoid = known.lacking | {known.endpoint}
                 failed_twice = known.failures == 2
             known.endpoint, known.seen, known.waiting = None, 0, True
         commands = self.feed(Returned(request, why))

@@ -109,7 +109,7 @@ class Endpoints:
     def eligible(self, request: RequestRecord) -> Sequence[EndpointRecord]:
         """Live endpoints that its front reaches and that can serve the request.
 
-        One that failed on it, or could not be reached for it, counts only if there is no other.
+        One that failed on it, could not be reached for it, or lacks what it names, counts only if there is no other.
         """
         longest, fitting = request.longest_prompt, self.live
         if longest > self._longest_everywhere:

@@ -28,7 +28,7 @@ class Reach:
         return endpoint not in self.until.get(front_of(request), ())
 
     def lost(self, request: RequestId, endpoint: EndpointId, now: float) -> bool:
-        """Note that the request's front could not connect to the endpoint; return whether it is `limited` since."""
+        """Note that the request's front could not connect to the endpoint; return whether that made it `limited`."""
         was_limited = self.limited(request) is not None
         self.until.setdefault(front_of(request), {})[endpoint] = now + TUNING.unreached
         self._plan()

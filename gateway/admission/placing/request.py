@@ -37,6 +37,7 @@ class RequestRecord:
         "deadline",
         "failures",
         "kind",
+        "lacking",
         "lane",
         "longest_prompt",
         "order",
@@ -80,8 +81,10 @@ class RequestRecord:
         self.failures = arrival.failures
         """Number of endpoints that failed on it."""
         self.avoid = _NOWHERE if arrival.avoid is None else frozenset({arrival.avoid})
-        """The endpoint that failed on it last, and those since to which its front could not connect or that do not
-        serve what it names. Others are tried first."""
+        """The endpoint that failed on it last, those since to which its front could not connect, and `lacking`. Others
+        are tried first."""
+        self.lacking = _NOWHERE
+        """Endpoints that do not serve what it names."""
         self.lane: LaneKey = (0, _NOWHERE, None)
         """Its lane in the queue."""
         self.order = 0

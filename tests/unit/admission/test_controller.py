@@ -76,6 +76,10 @@ class TestRoom:
             p << Dispatch(number, "b") >> done(number)
         p >> arrived(9) << Dispatch(9, "a")
 
+    def test_a_request_that_fails_elsewhere_does_not_go_back_to_an_endpoint_that_lacks_what_it_names(self, play):
+        p = play() >> up("a") >> up("b") >> up("c") >> arrived(1) << Dispatch(1, "a")
+        p >> Returned(1, Back.LACKING) << Dispatch(1, "b") >> Returned(1, Back.FAILED) << Dispatch(1, "c")
+
     def test_the_first_token_of_an_endpoint_that_failed_lets_the_next_request_go_at_once(self, play):
         p = play() >> up("a", seqs=1) >> up("b") >> arrived(1) << Dispatch(1, "a")
         for number in range(2, 2 + TUNING.failing_after):

@@ -154,13 +154,6 @@ def test_an_endpoint_that_serves_another_model_changes_its_core(world: World) ->
     assert (world.cores.serves(A), world.cores.serves(B)) == ("n", "m")
 
 
-def test_an_endpoint_that_gets_one_more_model_keeps_its_core_and_who_waits_there(world: World) -> None:
-    before = world.serves(A, identity("m", "n"))
-    assert world.serves(A, identity("a", "m", "n")) is before
-    world.cores.down(A, "down")
-    assert world.serves(A, identity("a", "m", "n")) is not before, "it may be another engine"
-
-
 def test_a_model_that_nobody_serves_any_more_is_gone(world: World) -> None:
     before = world.serves(A, identity("m"))
     world.serves(A, identity("n"))

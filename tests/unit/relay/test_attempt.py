@@ -317,13 +317,12 @@ async def test_an_answer_that_can_have_no_body_has_no_length_either(plane, statu
     assert "content-length" not in client.headers
 
 
-@pytest.mark.parametrize("status", [401, 403])
-async def test_a_key_of_ours_that_an_endpoint_does_not_accept_is_not_the_clients_fault(plane, status):
+async def test_a_key_of_ours_that_an_endpoint_does_not_accept_is_not_the_clients_fault(plane):
     for endpoint in plane.directory.endpoints.values():
         endpoint.api_key = "ours"
-    plane.replies += [Reply(b"{}", status=status), Reply(WHOLE)]
+    plane.replies += [Reply(b"{}", status=401), Reply(WHOLE)]
     assert (await plane.ask().ended()).status == 200, "another endpoint accepts its own"
-    plane.replies += [Reply(b"{}", status=status)] * 2
+    plane.replies += [Reply(b"{}", status=401)] * 2
     client = plane.ask()
     assert await outcome(plane, client) == "upstream_error"
     assert client.status == 502

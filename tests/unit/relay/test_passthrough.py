@@ -1,5 +1,6 @@
 import asyncio
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -115,13 +116,27 @@ async def test_what_an_endpoint_lacks_is_asked_of_another_that_has_it(plane):
     assert (await ended(ask(plane, b'{"model":"sql"}'))).status == 404, "one that has it says so"
 
 
-@pytest.mark.parametrize("status", [401, 403])
-async def test_a_key_of_ours_that_an_endpoint_does_not_accept_is_not_the_clients_fault(plane, status):
-    plane.replies.append(Reply(b"{}", status=status))
-    assert (await ended(ask(plane))).status == status, "the client's own key is its own business"
+async def test_what_endpoints_lack_is_asked_of_one_that_has_it_and_spares_none(plane):
+    for name in ("c", "d"):
+        plane.add(name)
+        plane.up(name)
+    plane.up("a", loras=("sql",))
+    for _ in range(2 * TUNING.failing_after):
+        plane.replies += [Reply(b"{}", status=404), Reply(b"{}")]
+        await ended(ask(plane, b'{"model":"sql"}'))
+        plane.replies.clear()
+    urls = [url for url, *_ in plane.sent]
+    assert "http://a" in urls
+    assert all(after == "http://a" for url, after in pairwise(urls) if url != "http://a")
+    assert not any(endpoint.fails(plane.now()) for endpoint in plane.directory.endpoints.values())
+
+
+async def test_a_key_of_ours_that_an_endpoint_does_not_accept_is_not_the_clients_fault(plane):
+    plane.replies.append(Reply(b"{}", status=401))
+    assert (await ended(ask(plane))).status == 401, "the client's own key is its own business"
     for endpoint in plane.directory.endpoints.values():
         endpoint.api_key = "ours"
-    plane.replies += [Reply(b"{}", status=status), Reply(b"{}")]
+    plane.replies += [Reply(b"{}", status=401), Reply(b"{}")]
     assert (await ended(ask(plane))).status == 200
 
 
