@@ -91,6 +91,8 @@ class Answers:
         seat.line.send(Answer(question.number, None if turn is None else msgspec.json.encode(turn)))
 
     async def _show(self, seat: Seat, question: ShowState) -> None:
+        if question.drain is not None or question.undrain is not None:
+            await self._opening.begun.wait()  # before that, the word of a front that is yet to come would undo it
         try:
             if question.drain is not None:
                 await self._state.drain(question.drain)

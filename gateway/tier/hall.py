@@ -140,8 +140,6 @@ class Hall:
         self._answers = Answers(self._seats, None if reign is None else reign.epoch)
         self._withheld: list[tuple[Seat, msgspec.Struct]] | None = None
         """What is to be said once this owner may decide again; None while it may."""
-        self._told_drained: set[EndpointId] = set()
-        """Endpoints of which fronts told that they were drained under the owner before."""
         self._kept: dict[str, Kept] = {}
         """By model: the latest that fronts kept from an earlier owner."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -391,8 +389,7 @@ class Hall:
                 self._spawn(self._confirm(there.endpoint, monitor))
             elif self._opening.begun.is_set():
                 continue  # what this owner said of it is newer
-            if there.drained and there.endpoint not in self._told_drained:  # once: it may have been let back since
-                self._told_drained.add(there.endpoint)
+            if there.drained:
                 monitor.drain()
 
     def _show(self, seat: Seat) -> None:

@@ -66,6 +66,18 @@ async def test_an_adapter_is_given_to_a_model_that_is_served(world, front):
     assert world.given == [("m", "a", None)]
 
 
+@pytest.mark.parametrize("operator", [{"drain": "here"}, {"undrain": "here"}])
+async def test_what_an_operator_asks_is_done_once_all_fronts_have_told_what_is_drained(operator):
+    world = World(fronts=2)
+    front = await world.join(1)
+    front.say(ShowState(1, **operator))
+    assert await front.heard() == []
+    assert world.drained == []
+    await world.join(2)
+    assert await front.heard() != []
+    assert world.drained == ["here"]
+
+
 async def test_no_sum_is_told_before_all_fronts_are_there():
     world = World(fronts=2)
     front = await world.join(1)

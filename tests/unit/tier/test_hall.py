@@ -469,14 +469,6 @@ async def test_what_the_operator_drained_stays_so_where_a_probe_came_before_the_
     assert [monitor.drained for monitor in world.monitors.values()] == [True, False]
 
 
-async def test_what_the_operator_let_back_is_not_drained_by_the_next_front_of_an_opening(world):
-    world.up(HERE)
-    await world.join(known=[known(drained=True)])
-    world.monitors[HERE].drained = False
-    await world.join(known=[known(drained=True)])
-    assert not world.monitors[HERE].drained
-
-
 async def test_what_the_operator_let_back_is_not_drained_by_a_front_that_missed_it(world, front):
     world.up(HERE)
     await front.end()
