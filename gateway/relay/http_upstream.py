@@ -101,7 +101,8 @@ class HttpUpstream:
     def forget(self, base_url: str) -> None:
         """Close a URL's idle connections. Answers under way run to their end."""
         self._tls.pop(base_url, None)
-        self._origins.pop(base_url, None)
+        if (origin := self._origins.pop(base_url, None)) is not None:
+            self._names.forget(origin.host)
         for connection in self._idle.pop(base_url, ()):
             connection.abort()
 
@@ -163,13 +164,17 @@ class HttpUpstream:
                     lacks = "name resolution"
                     addresses = await self._names.addresses(origin.host)
                     lacks = "connection"
-                    if origin.tls is None:
-                        _, connection = await _opened(Connection, addresses, origin.port)
-                        connected()
-                    else:
-                        plain, _ = await _opened(asyncio.Protocol, addresses, origin.port)
-                        connected()  # the handshake is for the endpoint itself to make, and that may be busy
-                        connection = await _secured(plain, origin.tls, origin.host)
+                    try:
+                        if origin.tls is None:
+                            _, connection = await _opened(Connection, addresses, origin.port)
+                            connected()
+                        else:
+                            plain, _ = await _opened(asyncio.Protocol, addresses, origin.port)
+                            connected()  # the handshake is for the endpoint itself to make, and that may be busy
+                            connection = await _secured(plain, origin.tls, origin.host)
+                    except BaseException:
+                        self._names.forget(origin.host)  # another machine may have the address by now
+                        raise
         except TimeoutError:
             raise ConnectFailedError(f"no {lacks} within {patience:g} s") from None
         except ssl.SSLCertVerificationError as error:

@@ -3,6 +3,10 @@
 `getaddrinfo` blocks for as long as its name servers are silent, 10 s and more for each question, and cannot be ended.
 The event loop has a few threads for it: there one name that nobody answers for keeps all other endpoints from being
 reached. Here it holds one thread, and nobody waits for that but who asked for this name.
+
+Name servers that are silent, or fail, say nothing of an endpoint: meanwhile its name stands for the addresses that it
+had last, until one takes no connection. With the first of two name servers gone each lookup takes 5 s, as long as a
+connection may.
 """
 
 import asyncio
@@ -12,6 +16,9 @@ import socket
 import threading
 from collections.abc import Sequence
 
+_PATIENCE = 0.25
+"""Seconds that a lookup has to itself, where the name had addresses before."""
+_SILENCE = socket.gaierror(socket.EAI_AGAIN, "no name server has answered yet")
 _Found = Sequence[str] | Exception
 
 
@@ -20,6 +27,8 @@ class NameLookup:
 
     def __init__(self) -> None:
         self._looking: dict[str, asyncio.Future[_Found]] = {}
+        self._known: dict[str, Sequence[str]] = {}
+        """The last addresses of each name."""
 
     async def addresses(self, host: str) -> Sequence[str]:
         """The IP addresses of a host, in the order in which to try them.
@@ -35,10 +44,19 @@ class NameLookup:
             looking = loop.create_future()
             threading.Thread(target=self._look, args=(loop, looking, host), name="name lookup", daemon=True).start()
             self._looking[host] = looking
-        found = await asyncio.shield(looking)
-        if isinstance(found, Exception):
-            raise OSError(*found.args) if isinstance(found, OSError) else OSError(str(found))
-        return found
+        known = self._known.get(host)
+        await asyncio.wait((looking,), timeout=None if known is None else _PATIENCE)
+        found = looking.result() if looking.done() else _SILENCE
+        if not isinstance(found, Exception):
+            return found
+        if known is not None and isinstance(found, socket.gaierror) and found.errno == socket.EAI_AGAIN:
+            return known
+        self.forget(host)
+        raise OSError(*found.args) if isinstance(found, OSError) else OSError(str(found))
+
+    def forget(self, host: str) -> None:
+        """Forget the addresses of a host: no connection was made to it, or nobody needs it any more."""
+        self._known.pop(host, None)
 
     def _look(self, loop: asyncio.AbstractEventLoop, looking: asyncio.Future[_Found], host: str) -> None:
         found: _Found
@@ -52,6 +70,8 @@ class NameLookup:
 
     def _found(self, looking: asyncio.Future[_Found], host: str, found: _Found) -> None:
         del self._looking[host]
+        if not isinstance(found, Exception):
+            self._known[host] = found
         if not looking.done():
             looking.set_result(found)
 

@@ -14,18 +14,21 @@ SILENT = "nobody-answers.test"
 
 
 class Resolver:
-    """Names with addresses, and one that no name server answers for until `go`."""
+    """Names with addresses, and those that no name server answers for until `go`."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
+        self.silent = {SILENT}
         self.known = {"both.test": ["127.0.0.2", "127.0.0.1"], "engine.test": ["127.0.0.1"]}
         self.asked: list[str] = []
 
     def __call__(self, host: str, *_: object, **__: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
         self.asked.append(host)
-        if host == SILENT:
+        if host in self.silent:
             self.go.wait()
             raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        if host not in self.known:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in self.known[host]]
 
 
@@ -66,6 +69,60 @@ async def test_who_gives_up_leaves_the_lookup_to_the_others(resolver: Resolver) 
             await names.addresses(SILENT)  # asked anew
     assert resolver.asked == [SILENT, "engine.test", SILENT]
     assert not complaints
+
+
+@pytest.mark.usefixtures("hurried")
+async def test_a_name_keeps_its_addresses_while_name_servers_are_silent_or_fail(resolver: Resolver) -> None:
+    names = NameLookup()
+    assert await names.addresses("engine.test") == ("127.0.0.1",)
+    resolver.silent.add("engine.test")
+    for _ in range(2):
+        assert await names.addresses("engine.test") == ("127.0.0.1",)
+    resolver.go.set()
+    for _ in range(2):
+        assert await names.addresses("engine.test") == ("127.0.0.1",)
+
+
+async def test_a_name_has_other_addresses_or_none_once_a_name_server_says_so(resolver: Resolver) -> None:
+    names = NameLookup()
+
+    async def found() -> object:
+        try:
+            return await names.addresses("engine.test")
+        except OSError as error:
+            return str(error)
+
+    async def moved() -> bool:
+        return await found() == ("127.0.0.2",)
+
+    async def gone() -> bool:
+        return "Name or service not known" in str(await found())
+
+    assert await found() == ("127.0.0.1",)
+    resolver.known["engine.test"] = ["127.0.0.2"]
+    await until(moved)
+    del resolver.known["engine.test"]
+    await until(gone)
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+async def test_addresses_that_take_no_connection_are_kept_no_longer(
+    server: Server, resolver: Resolver, *, forgets: bool
+) -> None:
+    url = server.url.replace("127.0.0.1", "engine.test")
+    resolver.go.set()
+    async with upstream(keepalive=1e-9) as client:
+        for _ in range(2):
+            assert await fetch(client, url) == b"ok"
+            resolver.silent.add("engine.test")
+        if forgets:
+            client.forget(url)
+        else:
+            with pytest.raises(ConnectFailedError, match="connection refused"):
+                await fetch(client, "http://engine.test:1")
+        with pytest.raises(ConnectFailedError, match="Temporary failure in name resolution"):
+            await fetch(client, url)
+    assert server.connections == 2
 
 
 async def test_each_address_of_a_name_is_tried(server: Server, resolver: Resolver) -> None:
