@@ -110,6 +110,9 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
         if leaving is not None:
             leaving.cancel()
             monitor.undrain()
+        if self._cores.name(endpoint) != access.model.name:
+            self._cores.add(endpoint, access.model.name)
+            monitor.retell()
         monitor.govern(
             access.settings, self._settings().health, self._questions.open(endpoint, access), _adapters(access)
         )

@@ -181,7 +181,7 @@ def _models(
     models = []
     for number, model in enumerate(after):
         key = f"models[{number}]"
-        was = next((old for old in before if _is_same(old, model)), None)
+        was = _was(before, model)
         kept: dict[str, Any] = {}
         engine = None if was is None else was.engine
         if model.engine != engine:
@@ -204,12 +204,25 @@ def _models(
     return tuple(models)
 
 
-def _is_same(old: ModelSettings, new: ModelSettings) -> bool:
-    """Whether two entries are the same model: by an endpoint or a source of them, else by name, else by the engine."""
-    if {*old.discover} & {*new.discover}:
-        return True
-    if {endpoint.address for endpoint in old.endpoints} & {endpoint.address for endpoint in new.endpoints}:
-        return True
+def _was(before: tuple[ModelSettings, ...], model: ModelSettings) -> ModelSettings | None:
+    """The entry that was the same model: by name, else by a source of endpoints, by an endpoint, or by the engine.
+
+    A name comes first: an endpoint may be for another model from now on.
+    """
+    named = [old for old in before if model.name is not None and old.name == model.name]
+    likenesses = (_found_alike, _reached_alike, _known_alike)
+    return next((old for alike in likenesses for old in named or before if alike(old, model)), None)
+
+
+def _found_alike(old: ModelSettings, new: ModelSettings) -> bool:
+    return bool({*old.discover} & {*new.discover})
+
+
+def _reached_alike(old: ModelSettings, new: ModelSettings) -> bool:
+    return bool({endpoint.address for endpoint in old.endpoints} & {endpoint.address for endpoint in new.endpoints})
+
+
+def _known_alike(old: ModelSettings, new: ModelSettings) -> bool:
     if old.name is not None or new.name is not None:
         return old.name == new.name
     return old.engine is not None and new.engine is not None and old.engine.model == new.engine.model

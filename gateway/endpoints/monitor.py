@@ -298,6 +298,10 @@ class EndpointMonitor:
         self._progress.hung_after = health.hung_after
         self._hurry.set()
 
+    def retell(self) -> None:
+        """Tell the listener anew, with the next probe, that it takes traffic: it is for another model."""
+        self._told = None
+
     # Reports from requests.
 
     def dispatched(

@@ -105,7 +105,7 @@ class Cores:
         return None
 
     def add(self, endpoint: EndpointId, name: str | None) -> None:
-        """Add a configured endpoint, with the name its model is to have."""
+        """Add a configured endpoint, with the name its model is to have; or note another name for the next `up`."""
         self._configured[endpoint] = name
 
     def restrict(self, share: float) -> None:

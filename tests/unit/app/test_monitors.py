@@ -118,6 +118,26 @@ async def test_one_whose_model_has_a_configured_name_reports_under_it(world: Wor
     assert world.cores.serves(ONE) == "mine"
 
 
+async def test_one_that_is_for_another_model_now_reports_under_its_name(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, retold = access(AT_ONE)[ONE], list[EndpointId]()
+
+    def follow(name: str) -> None:
+        named = found.model.model_copy(update={"name": name})
+        world.monitors.follow({ONE: replace(found, model=named)})
+
+    follow("mine")
+    monkeypatch.setattr(world.monitors[ONE], "retell", lambda: retold.append(ONE))
+    world.serves(ONE, "m")
+    follow("mine")
+    assert (world.cores.serves(ONE), retold) == ("mine", [])
+    follow("other")
+    world.serves(ONE, "m")
+    assert (world.cores.serves(ONE), retold) == ("other", [ONE])
+    assert list(world.cores.drivers) == ["other"]
+
+
 async def test_one_that_is_reached_in_another_way_stays_the_one_it_is(world: World) -> None:
     monitors = world.monitors
     monitors.follow(access(AT_ONE, api_key="one"))

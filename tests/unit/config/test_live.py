@@ -75,6 +75,33 @@ def test_a_model_whose_only_endpoint_is_another_is_the_same_by_its_name():
     assert (change.settings.models[0].tokenizer, list(change.later)) == ("t", ["models[0].tokenizer"])
 
 
+def test_an_endpoint_that_is_for_another_model_from_now_on_takes_nothing_of_its_own_there():
+    def models(of_a, of_b):
+        named = {"a": of_a, "b": of_b}
+        return {
+            "models": [
+                {"name": name, "tokenizer": name, "endpoints": [{"url": f"http://{host}:1"} for host in hosts]}
+                for name, hosts in named.items()
+            ]
+        }
+
+    for of_b in (["three"], ["four"]):
+        change = between(models(["one", "two"], of_b), models(["one"], ["two", "three"]))
+        assert change.later == {}
+        assert [(model.name, model.tokenizer) for model in change.settings.models] == [("a", "a"), ("b", "b")]
+
+
+def test_a_model_without_a_name_is_the_same_by_its_source_first():
+    """An address that another model's pod had may be one of its own now."""
+    sources = [{"tokenizer": name, "discover": [{"file": f"/{name}"}]} for name in ("a", "b")]
+    one, two = ([{"url": f"http://{host}:1"}] for host in ("one", "two"))
+    change = between(
+        {"models": [sources[0] | {"endpoints": one}, sources[1]]},
+        {"models": [sources[0] | {"endpoints": two}, sources[1] | {"endpoints": one}]},
+    )
+    assert (change.later, [model.tokenizer for model in change.settings.models]) == ({}, ["a", "b"])
+
+
 def test_a_source_of_endpoints_changes_live_and_its_model_is_the_same_whoever_is_found():
     source = {"discover": [{"file": "/f"}]}
     change = between(

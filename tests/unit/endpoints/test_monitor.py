@@ -920,6 +920,14 @@ async def test_other_settings_are_gone_by_from_the_next_probe_on(up, client, tol
     assert (kind, capacity.max_num_seqs, capacity.kv_blocks) == ("up", 7, 10)
 
 
+async def test_one_that_is_for_another_model_is_told_anew(up, told):
+    await up.probe()
+    assert told.take() == []
+    up.retell()
+    await up.probe()
+    assert [kind for kind, *_ in told.take()] == ["up"]
+
+
 @pytest.mark.parametrize("key", [{"api_key": "s3cret"}, {"api_key_file": "/run/key"}])
 async def test_a_key_that_requests_need_from_now_on_is_told(up, client, told, key):
     assert not up.keyed
