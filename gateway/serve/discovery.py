@@ -157,15 +157,22 @@ class Discovery:
             tell(f"endpoints came or went, and that could not be carried out; it is tried again: {error!r}")
 
     def _completed(self, given: Settings) -> Settings:
-        """The settings with what was found; of two endpoints with one address the first counts."""
+        """The settings with what was found.
+
+        Of two endpoints with one address the first counts; before it, one whose source names it now: an engine may have
+        the address of one that is gone, whose source has named nobody since.
+        """
         taken = {endpoint.address for model in given.models for endpoint in model.endpoints}
+        known = [self._known[source] for source in _sources(given)]
+        named = {endpoint.address for source in known if source.fault is None for endpoint in source.endpoints}
         models = []
         for model in given.models:
             found = []
-            for endpoint in (endpoint for source in model.discover for endpoint in self._known[source].endpoints):
-                if endpoint.address not in taken:
-                    taken.add(endpoint.address)
-                    found.append(endpoint)
+            for source in (self._known[source] for source in model.discover):
+                others = taken if source.fault is None else taken | named
+                new = [endpoint for endpoint in source.endpoints if endpoint.address not in others]
+                taken.update(endpoint.address for endpoint in new)
+                found += new
             models.append(model.model_copy(update={"endpoints": (*model.endpoints, *found)}))
         return given.model_copy(update={"models": tuple(models)})
 

@@ -190,6 +190,22 @@ async def test_an_address_found_twice_is_one_endpoint(file):
     Settings.model_validate(watched.discovery.settings.model_dump())
 
 
+async def test_an_address_is_whose_source_names_it_now(names, file):
+    """Of a model whose engines are gone, another one's engine may have an address."""
+    names.records[NAME] = ["10.0.0.1", "10.0.0.2"]
+    listed(file, "http://10.0.0.3:8000")
+    gone = {"name": "gone", "discover": [{"dns": "http://vllm.test:8000", "nameserver": names.address}]}
+    watched = Watched(gone, {"name": "there", "discover": [{"file": str(file)}]})
+    await watched.discovery.begin()
+    names.records[NAME] = []
+    listed(file, "http://10.0.0.1:8000")
+    await watched.look(60.0)
+    assert watched.changes == [[["10.0.0.2:8000"], ["10.0.0.1:8000"]]]
+    names.records[NAME] = ["10.0.0.1"]
+    await watched.look(60.0)
+    assert watched.changes[1:] == [[["10.0.0.1:8000"], []]], "the first counts"
+
+
 async def test_a_change_that_fails_is_tried_again_and_complained_of_once_a_minute(file):
     listed(file, "http://a:1")
     watched = Watched({"discover": [{"file": str(file)}]})
