@@ -18,6 +18,7 @@ from gateway.relay.upstream import Answer, ChunkSink, ConnectFailedError, Upstre
 from gateway.relay.upstream_connection import BODILESS
 from gateway.wire.engine_kinds import Meaning
 from gateway.wire.errors import stream_error
+from gateway.wire.passing_usage import PassingUsage
 from gateway.wire.request import Api
 from gateway.wire.stream import (
     BodyFacts,
@@ -101,6 +102,10 @@ class TokenListener(Protocol):
 
     def progress(self, generated: int) -> None:
         """Note the tokens generated so far."""
+        ...
+
+    def unread(self) -> None:
+        """Note that a whole answer passes whose tokens are not known before its end."""
         ...
 
 
@@ -228,7 +233,13 @@ class Attempt:
         self._flights.note_answer(flight, engine_done=True)
         self._exchange.usage, self._exchange.finish_reasons = facts.usage, facts.finish_reasons
         self._remember(facts.response_id)
-        await self._pass_on(flight, answer, body, complete=complete)
+        if complete:
+            await self._pass_on(flight, answer, body, complete=True)
+        else:
+            counts = PassingUsage()
+            self._place.unread()
+            await self._pass_on(flight, answer, body, complete=False, counts=counts)
+            self._exchange.usage = counts.read(self._exchange.api)
         return Ended(Outcome.COMPLETED, Verdict.DONE)
 
     async def _stream(self, flight: Flight, answer: Answer, outgoing: Outgoing) -> Ended | Retryable:
@@ -308,14 +319,21 @@ class Attempt:
             length = None
         return towards_client(answer.headers, self._exchange.identifier, length=length) + self._exchange.facts()
 
-    async def _pass_on(self, flight: Flight, answer: Answer, body: bytes, *, complete: bool) -> None:
-        """Pass on an answer that is not streamed: whole if complete, else the rest piece by piece as it arrives."""
+    async def _pass_on(
+        self, flight: Flight, answer: Answer, body: bytes, *, complete: bool, counts: PassingUsage | None = None
+    ) -> None:
+        """Pass on an answer that is not streamed: whole if complete, else the rest piece by piece as it arrives.
+
+        `counts` looks for its usage in the pieces.
+        """
         if complete:
             flight.delivering = True
             await self._response.whole(answer.status, self._headers(answer, len(body)), body)
             return
         await self._start(flight, answer, _length(answer.headers))
         while not complete:
+            if counts is not None:
+                counts.feed(body)
             flight.delivering = True
             await self._response.write(body)
             flight.delivering = False

@@ -106,6 +106,9 @@ class _Noted:
 
     progress = first_tokens
 
+    def unread(self) -> None:
+        """Nothing to note: the length of its answer is not limited here."""
+
 
 async def answer_elsewhere(plane: Plane, asked: Asked, server: Endpoint, pool: Pool | None) -> Outcome:
     """Have a request answered by a server elsewhere; returns how it ended.

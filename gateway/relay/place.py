@@ -19,6 +19,7 @@ class Place:
         self._counts = admission.counts
         self._most = demand.sequences * max(1, demand.max_tokens)
         self._held = False
+        self._unread = False
 
     async def take(self, arrival: Arrived) -> Dispatch:
         """Wait for the place."""
@@ -52,9 +53,15 @@ class Place:
         most = self._most
         self._counts.moved[self.request] = generated if generated < most else most  # noqa: FURB136  # `min` is dearer
 
+    def unread(self) -> None:
+        """Note that a whole answer passes whose tokens are not known before its end: who leaves until then pays all."""
+        self._unread = True
+
     def release(self, verdict: Verdict, completion_tokens: int | None = None) -> None:
         """Give the place back for good; does nothing when none is held."""
         if self._held:
             self._held = False
+            if completion_tokens is None and self._unread and verdict is Verdict.ABORTED:
+                completion_tokens = self._most
             tokens = None if completion_tokens is None else min(completion_tokens, self._most)
             self._admission.finish(self.request, verdict, tokens)

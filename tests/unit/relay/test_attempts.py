@@ -4,6 +4,7 @@ import json
 import pytest
 
 from gateway.admission.events import Progress
+from gateway.relay import attempt
 from gateway.relay.asgi import Room
 from gateway.relay.upstream import UpstreamError
 from gateway.wire.token_ids import IdsField
@@ -231,3 +232,18 @@ async def test_whatever_an_engine_says_no_request_generated_more_than_it_may(pla
     await client.ended()
     assert told[-1].completion_tokens == finished
     assert all(count <= 8 for event in told if isinstance(event, Progress) for _, count in event.generated)
+
+
+@pytest.mark.parametrize(("pause", "finished"), [(0.0, 1), (60.0, 8)], ids=["read to its end", "left"])
+async def test_an_answer_too_large_to_hold_is_charged_too(plane, monkeypatch, pause, finished):
+    monkeypatch.setattr(attempt, "MAX_HELD_BYTES", 10)
+    decider, told = plane.admissions["m"].decider, []
+    handle = decider.handle
+    decider.handle = lambda event: (told.append(event), handle(event))
+    plane.replies.append(Reply(WHOLE[:30], pause, WHOLE[30:]))
+    client = plane.ask(asked(n=2, max_tokens=4))
+    await asyncio.sleep(1)
+    client.leave()
+    await client.ended()
+    assert told[-1].completion_tokens == finished
+    assert plane.lines[-1]["completion_tokens"] == (None if pause else 1)

@@ -34,3 +34,11 @@ def test_the_owner_is_told_of_no_more_tokens_than_it_may_generate():
     made.release(Verdict.DONE, 21)
     assert admission.counts.moved == {1: 20}
     assert [call.args[-1] for call in admission.mock_calls] == [20, 20]
+
+
+def test_who_leaves_an_answer_whose_tokens_nobody_knows_yet_pays_all_it_may_have():
+    for verdict, tokens in ((Verdict.ABORTED, 20), (Verdict.DONE, None)):
+        made, admission = place(held=True)
+        made.unread()
+        made.release(verdict)
+        assert admission.mock_calls == [(("finish"), (1, verdict, tokens), {})]

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from gateway.wire.passing_usage import PassingUsage
+from gateway.wire.request import Api
 from gateway.wire.usage import Usage
 
 LONG = [0.1] * 5000
@@ -29,6 +30,8 @@ def passed(body: bytes, pieces: int = 7) -> Usage | None:
         ({"usage": {"prompt_tokens": 2**31}}, None),
         ({"usage": {"prompt_tokens": "3"}}, None),
         ({"usage": None}, None),
+        ({"choices": LONG, "usage": {"prompt_tokens": 3}, "logprobs": [{"token": "usage"}] * 500}, Usage(3, 0)),
+        ({"tools": [{"usage": {"total_tokens": 1}}], "usage": {"total_tokens": 9}, "kv": {"usage": None}}, Usage(9, 0)),
         ([], None),
     ],
 )
@@ -48,4 +51,10 @@ def test_what_has_no_end_takes_no_memory() -> None:
     for _ in range(100):
         counts.feed(b"{" * 100_000)
     assert counts.read() is None
-    assert len(counts._first) + len(counts._last) < 10_000
+    assert len(counts._last) < 10_000
+
+
+def test_an_apis_own_fields_are_read_where_it_is_known() -> None:
+    counts = PassingUsage()
+    counts.feed(b'{"usage":{"input_tokens":3,"cache_read_input_tokens":4,"output_tokens":5}}')
+    assert counts.read(Api.MESSAGES) == Usage(7, 5, 4)
