@@ -135,6 +135,8 @@ class Pool:
         """The fields in which some endpoint reads limits that its API does not have; see `EngineKind.overriding`."""
         self.ignored = frozenset[str]().union(*(kind.ignored for kind in kinds))
         """The fields of the output limit that some endpoint does not read."""
+        self.caseless = any(kind.caseless for kind in kinds)
+        """Whether some endpoint takes the name of a field for the same in any case of its letters."""
 
     def flow_of(self, name: str | None) -> str | None:
         """The flow of requests for this name, where it is an adapter that is a flow of its own."""

@@ -22,6 +22,7 @@ from gateway.relay.demand import (
     ttft_target,
 )
 from gateway.relay.destination import permit, unknown_model
+from gateway.relay.editing import check_names
 from gateway.relay.exchange import RefusedError
 from gateway.relay.fingerprint import fingerprint
 from gateway.relay.plane import Plane
@@ -73,6 +74,8 @@ class RelayExplainer:
         permit(client, pool, request.model)
         refuse_adapter(client, request)
         refuse_background(request)
+        if pool.caseless:
+            await check_names(plane, _FLOW, body)
         count = await counted(pool, request, _FLOW)
         require_endpoints(pool)
         refuse_overriding(pool.overriding, request)

@@ -13,6 +13,7 @@ from gateway.relay.asgi import Allowance, ClientGoneError, Headers, Payload, Sco
 from gateway.relay.body_parsing import read
 from gateway.relay.charge import charged
 from gateway.relay.destination import find_pool, retry_after, wait_for_endpoint
+from gateway.relay.editing import check_names
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.flights import Interruption
 from gateway.relay.headers import is_stream, rate_limits, towards_client, towards_endpoint
@@ -57,6 +58,8 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload
         name = await read(plane.counting, exchange.flow, relayed_model, payload.data)
     size = len(payload.data)
     pool = await find_pool(plane, exchange, name, size)
+    if pool.caseless and scope["method"] != "GET" and not is_form(kind):
+        await check_names(plane, exchange.flow, payload.data)
     estimated = 0 if is_form(kind) else size // _BYTES_PER_TOKEN  # a form has a recording, whose bytes are no tokens
     prompt_tokens = min(estimated, pool.max_model_len) if computes else None
     most = size * pool.max_model_len  # each byte might be an input of its own

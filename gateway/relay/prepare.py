@@ -24,7 +24,7 @@ from gateway.relay.demand import (
     require_endpoints,
 )
 from gateway.relay.destination import retry_after, wait_for_endpoint
-from gateway.relay.editing import asks_usage, edited_for
+from gateway.relay.editing import asks_usage, check_names, edited_for
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.fingerprint import fingerprint
 from gateway.relay.plane import Plane
@@ -51,6 +51,8 @@ async def prepare(plane: Plane, asked: Asked, pool: Pool) -> Work:
     except RefusedError as refused:
         if not _observes(plane, pool, refused.outcome):
             raise
+    if pool.caseless:
+        await check_names(plane, client.flow, payload.data)
     since = plane.clock()
     try:
         count = await _counted(plane, exchange, pool, request, client)

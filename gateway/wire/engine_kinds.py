@@ -85,6 +85,7 @@ class EngineKind:
         overriding: fields in which it reads the output limit or the number of answers before those that an API has for
             them.
         ignored: fields of the output limit that it does not read.
+        caseless: whether it takes the name of a field for the same in any case of its letters.
         clamps: whether it cuts `max_tokens` to its length; None if it has to be asked.
         tells_one: whether the `usage` of several sequences is that of one of them.
         aborts_if_full: whether it ends what it has no room for with `finish_reason` "abort", in an answer with status
@@ -104,6 +105,7 @@ class EngineKind:
     counts: bool = False
     overriding: frozenset[str] = frozenset()
     ignored: frozenset[str] = frozenset()
+    caseless: bool = False
     clamps: bool | None = None
     tells_one: bool = False
     aborts_if_full: bool = False
@@ -214,9 +216,11 @@ OLLAMA = EngineKind(
     over_length=OverLength.TRUNCATE,
     errors=(Said(Meaning.BUSY, "server busy, please try again.", (503,)),),
     ignored=frozenset({"max_completion_tokens"}),
+    caseless=True,
     clamps=True,
 )
-"""Each of its slots has a cache of its own. It loads a model with the first request for it."""
+"""Each of its slots has a cache of its own. It loads a model with the first request for it. It reads a body by Go's
+`encoding/json`: of `model` and `Model`, the one that comes last."""
 
 KINDS = {kind.name: kind for kind in (VLLM, LLAMA_SERVER, SGLANG, TGI, TENSORRT_LLM, OLLAMA)}
 _BY_OWNER = {kind.owner: kind for kind in KINDS.values() if kind.owner is not None}

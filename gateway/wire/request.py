@@ -164,6 +164,9 @@ _FIELDS = _undecoded(*dict.fromkeys((*_READ, *REFUSED_FIELDS, *_OVERRIDING)))
 _RELAYED = _undecoded("model", "priority")
 _PROMPTS = _undecoded(*(name for name, _ in _SHAPES))
 _ALL_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_PARTS = (*(name for name, _ in _SHAPES), "system", "instructions", "suffix", "documents")
+_NAMES = frozenset((*_READ, *REFUSED_FIELDS, *_OVERRIDING, *_PARTS))
+"""The fields that decide what a request is, and what it costs."""
 _ENTRY = re.compile(rb"\[[ \t\r\n]*[^] \t\r\n]")
 _IDS = ("prompt_token_ids", "kv_transfer_params")
 _NULL = b"null"
@@ -316,6 +319,18 @@ def rewrites(request: GenerationRequest, edits: Edits) -> bool:
     options = edits.usage and request.stream_options != b""
     priority = request.priority != edits.priority and request.names_priority
     return options or priority or edits.max_tokens is not None  # a limit of null may be there
+
+
+def refuse_other_case(body: bytes) -> None:
+    """Refuse a field that some servers take for another one, as its name differs only in the case of letters.
+
+    Raises:
+        ForbiddenFieldError: the body has one.
+        InvalidRequestError: the name of a field is not UTF-8.
+    """
+    for name in _every(body):
+        if name not in _NAMES and (folded := name.casefold()) in _NAMES:
+            raise ForbiddenFieldError(f"A field's name is `{folded}` in other letters: write `{folded}`.", folded)
 
 
 def _every(body: bytes) -> dict[str, msgspec.Raw]:

@@ -287,6 +287,9 @@ async def test_where_one_engine_reads_other_limits_its_pool_says_so(world):
     assert first.pool.overriding == set()
     world.up(second, llama("m"))
     assert "n_predict" in first.pool.overriding
+    assert not first.pool.caseless
+    world.up(second, identity("m", kind="ollama"))
+    assert first.pool.caseless
 
 
 async def test_a_configured_default_limit_goes_before(world):

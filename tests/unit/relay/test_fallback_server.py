@@ -137,7 +137,11 @@ async def test_a_client_that_leaves_before_the_end_is_charged_what_it_got(hurrie
 
 @pytest.mark.parametrize(
     ("path", "field"),
-    [("/v1/responses", {"background": True, "input": "a"}), ("/v1/chat/completions", {"n_predict": 100_000})],
+    [
+        ("/v1/responses", {"background": True, "input": "a"}),
+        ("/v1/chat/completions", {"n_predict": 100_000}),
+        ("/v1/chat/completions", {"Max_Tokens": 100_000}),
+    ],
 )
 async def test_what_could_not_be_accounted_for_is_not_sent_there(hurried, path, field):
     plane = two(SERVER, keys=KEYS)

@@ -101,6 +101,18 @@ async def test_no_client_gets_a_llama_server_to_generate_more_than_was_accounted
     assert plane.sent == []
 
 
+@pytest.mark.parametrize("pad", ["", "x" * EDITED_INLINE_BYTES], ids=["small", "large"])
+async def test_no_client_gets_an_ollama_to_read_a_field_that_kvgate_did_not(plane, pad):
+    body = asked(Model="n", Max_Tokens=90, pad=pad)
+    plane.replies.append(Reply(WHOLE))
+    assert (await plane.ask(body).ended()).status == 200
+    plane.up("a", kind="ollama")
+    for path in ("/v1/chat/completions", "/v1/embeddings"):
+        client = await plane.ask(body, path=path).ended()
+        assert (client.status, error_of(client)["code"], error_of(client)["param"]) == (400, "forbidden_field", "model")
+    assert len(plane.sent) == 1
+
+
 async def test_a_model_that_nobody_serves_any_more_is_not_counted_in_vain(plane):
     async def count(*_args, **_more):
         plane.cores.remove(EndpointId("a"))

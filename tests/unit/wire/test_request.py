@@ -16,6 +16,7 @@ from gateway.wire.request import (
     InvalidRequestError,
     edited,
     parse,
+    refuse_other_case,
     told_by,
     truth,
     whole,
@@ -429,3 +430,22 @@ def test_a_limit_that_is_set_is_in_a_field_that_every_engine_reads():
     given = parse(Api.CHAT, body(max_completion_tokens=5))
     after = json.loads(edited(given.body, given, Edits(usage=False, priority=0, max_tokens=5)))
     assert (after["max_tokens"], after["max_completion_tokens"]) == (5, 5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        (b'{"model":"m","Model":"n"}', "model"),
+        (b'{"MAX_TOKENS":9}', "max_tokens"),
+        ('{"max_to\u212aens":9}'.encode(), "max_tokens"),
+        (b'{"\\u004dessages":[]}', "messages"),
+    ],
+)
+def test_a_field_in_other_letters_is_refused_where_it_may_be_read_as_another(fields, found):
+    with pytest.raises(ForbiddenFieldError) as refused:
+        refuse_other_case(fields)
+    assert refused.value.param == found
+
+
+def test_other_fields_may_be_written_as_their_client_likes():
+    refuse_other_case(b'{"model":"m","userId":1,"metadata":{"Model":"n"}}')
