@@ -124,11 +124,14 @@ With a limit of null it generates as many in vLLM 0.32, and as many as there is 
 REFUSED_FIELDS: dict[str, str] = {
     "kv_transfer_params": "it would replace the prompt that was counted",
     "prompt_token_ids": "it would replace the prompt that was counted",
+    "prompt_token_ids_b64": "it would replace the prompt that was counted",
+    "input_ids": "it would replace the prompt that was counted",
+    "session_params": "it would put a prompt before the one that was counted",
     "chat_template": "the prompt is counted with the template the model is served with",
     "prompt_embeds": "its tokens cannot be counted before an engine reads it; send text or token ids",
     "previous_input_messages": "its tokens cannot be counted before an engine reads it; send the messages as `input`",
 }
-"""Fields a client may not set, and why."""
+"""Fields a client may not set, and why: vLLM's, SGLang's (`input_ids`, `session_params`) and TensorRT-LLM's."""
 
 _WITH_INTERVAL = frozenset({Api.CHAT, Api.COMPLETIONS})
 _ABSENT = msgspec.Raw(b"")

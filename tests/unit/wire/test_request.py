@@ -235,6 +235,12 @@ def test_what_is_the_operators_to_set_is_refused(name, value):
     assert refused.value.param == name
 
 
+@pytest.mark.parametrize("name", ["prompt_token_ids", "prompt_token_ids_b64", "input_ids", "session_params"])
+def test_no_engine_reads_another_prompt_beside_the_one_that_is_counted(name):
+    with pytest.raises(ForbiddenFieldError):
+        parse(Api.CHAT, body(messages=[], **{name: [1, 2]}))
+
+
 @given(
     others=st.dictionaries(st.text(max_size=20).filter(lambda name: name not in READ), JSON, max_size=6),
     options=st.none() | st.just(ABSENT) | st.dictionaries(st.text(max_size=10), JSON, max_size=3),
