@@ -144,14 +144,14 @@ def refuse_background(request: GenerationRequest) -> None:
 
 
 def refuse_adapter(client: Client, request: GenerationRequest) -> None:
-    """Refuse the adapter of a `lora_path` to a client that may use only some models: it would be none of them.
+    """Refuse an adapter that `model` does not name to a client that may use only some models: it would be none of them.
 
     Raises:
         RefusedError: it asks for one.
     """
-    if request.lora_path and client.models is not None:
-        message = "`lora_path` cannot be used with this key: it may use only some models. Name one of them in `model`."
-        raise RefusedError(Outcome.FORBIDDEN_FIELD, message, "lora_path")
+    if (name := request.adapter_field) is not None and client.models is not None:
+        message = f"`{name}` cannot be used with this key: it may use only some models. Name one of them in `model`."
+        raise RefusedError(Outcome.FORBIDDEN_FIELD, message, name)
 
 
 def refuse_overriding(fields: Container[str], request: GenerationRequest) -> None:

@@ -14,7 +14,7 @@ from gateway.pools.directory import Endpoint, Pool
 from gateway.relay.asgi import Headers
 from gateway.relay.attempt import Attempt, Ended, Outgoing
 from gateway.relay.charge import charged
-from gateway.relay.demand import Asked, limit, refuse_background, refuse_overriding
+from gateway.relay.demand import Asked, limit, refuse_adapter, refuse_background, refuse_overriding
 from gateway.relay.editing import asks_usage, check_names, edited_for
 from gateway.relay.exchange import RefusedError
 from gateway.relay.flights import Flights
@@ -125,6 +125,7 @@ async def answer_elsewhere(plane: Plane, asked: Asked, server: Endpoint, pool: P
     exchange, payload, request, client = asked.exchange, asked.payload, asked.request, asked.client
     refuse_background(request)
     refuse_overriding(_READ_SOMEWHERE, request)
+    refuse_adapter(client, request)
     await check_names(plane, client.flow, payload.data)
     most = limit(client, request, client.max_tokens or _LONGEST_ANSWER)
     if most is None and client.max_tokens is not None and request.limits_twice:

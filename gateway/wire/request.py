@@ -95,8 +95,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The stored response that it goes on with."""
     overriding: tuple[str, ...] = ()
     """The fields it sets that some kind of engine reads in place of this API's own (`EngineKind.overriding`)."""
-    lora_path: bool = False
-    """Whether it names an adapter in SGLang's own way, besides `model`."""
+    adapter_field: str | None = None
+    """The field in which it names an adapter besides `model`, in an engine's own way."""
     repeated_bytes: int = 0
     """Bytes that counting handles besides the body: each conversation of a batch brings the shared fields again."""
 
@@ -157,10 +157,13 @@ _LONGEST = {
 _LONGEST_NUMBER = 128
 """Most bytes of all other fields: numbers, and words that stand for a boolean."""
 
+ADAPTER_FIELDS = ("lora_path", "lora_request", "lora")
+"""Of SGLang, TensorRT-LLM and llama-server."""
+
 _READ = (
     "model", "stream", "stream_options", "n", "max_completion_tokens", "max_tokens", "max_output_tokens", "priority",
     "tools", "background", "stream_interval", "echo", "vllm_xargs",
-    "request_id", "previous_response_id", "lora_path",
+    "request_id", "previous_response_id", *ADAPTER_FIELDS,
 )  # fmt: skip
 _OVERRIDING = sorted(frozenset[str]().union(*(kind.overriding for kind in KINDS.values())))
 _FIELDS = _undecoded(*dict.fromkeys((*_READ, *REFUSED_FIELDS, *_OVERRIDING)))
@@ -221,7 +224,7 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
         response_id=_text(fields, "request_id") if api is Api.RESPONSES else None,
         previous_response_id=_text(fields, "previous_response_id") if api is Api.RESPONSES else None,
         overriding=tuple(name for name in _OVERRIDING if _given(fields, name) and name not in MAX_TOKENS_FIELDS[api]),
-        lora_path=_given(fields, "lora_path"),
+        adapter_field=next((name for name in ADAPTER_FIELDS if _given(fields, name)), None),
         repeated_bytes=_repeated(body) if api is Api.BATCH else 0,
     )
 

@@ -125,11 +125,13 @@ def test_what_the_ledger_would_not_see_is_refused():
     refuse_background(parse(Api.CHAT, b'{"background":true}'))
 
 
-def test_an_adapter_named_besides_the_model_is_refused_to_a_key_that_may_use_only_some_models():
-    request = parse(Api.CHAT, b'{"model":"base","lora_path":"sql"}')
-    assert refusal(refuse_adapter, Client("a", models=frozenset({"base"})), request).param == "lora_path"
+@pytest.mark.parametrize("field", ["lora_path", "lora_request", "lora"])
+def test_an_adapter_named_besides_the_model_is_refused_to_a_key_that_may_use_only_some_models(field):
+    request = parse(Api.CHAT, b'{"model":"base","%b":{"lora_path":"sql"}}' % field.encode())
+    assert refusal(refuse_adapter, Client("a", models=frozenset({"base"})), request).param == field
     refuse_adapter(Client("a"), request)
-    refuse_adapter(Client("a", models=frozenset({"base"})), parse(Api.CHAT, b'{"model":"base","lora_path":null}'))
+    unset = parse(Api.CHAT, b'{"model":"base","%b":null}' % field.encode())
+    refuse_adapter(Client("a", models=frozenset({"base"})), unset)
 
 
 @pytest.mark.parametrize("field", ["n_predict", "n_cmpl"])
