@@ -91,6 +91,7 @@ _EDITS = (
         "A stream of chat or completions whose client does not ask for usage. The event with it is taken out again.",
     ),
     ("`priority`", "The client's value is not a band that its key allows; or there is none, and the band is not 0."),
+    ("`priority`, taken out", "SGLang takes the highest first, and TensorRT-LLM refuses it."),
     (
         "`max_tokens` (`max_completion_tokens`, `max_output_tokens`)",
         "The request has no limit, and its key has one; or its engine fails all that runs once the cache is full.",

@@ -137,6 +137,8 @@ class Pool:
         """The fields of the output limit that some endpoint does not read."""
         self.caseless = any(kind.caseless for kind in kinds)
         """Whether some endpoint takes the name of a field for the same in any case of its letters."""
+        self.takes_band = all(kind.takes_band for kind in kinds)
+        """Whether every endpoint may get a request's band as its `priority`."""
 
     def flow_of(self, name: str | None) -> str | None:
         """The flow of requests for this name, where it is an adapter that is a flow of its own."""

@@ -131,7 +131,7 @@ async def answer_elsewhere(plane: Plane, asked: Asked, server: Endpoint, pool: P
     if most is None and client.max_tokens is not None and request.limits_twice:
         most = request.max_tokens  # nobody knows which of the fields counts elsewhere
     exchange.max_tokens = most
-    edits = Edits(asks_usage(request), request.priority, most)  # no server elsewhere knows our bands
+    edits = Edits(asks_usage(request), None, most)  # no server elsewhere knows our bands
     payload.data = await edited_for(plane, client, payload.data, request, edits)
     size = len(payload.data)
     if client.limited and pool is None:

@@ -68,7 +68,7 @@ async def prepare(plane: Plane, asked: Asked, pool: Pool) -> Work:
     known_by = await fingerprint(client.flow, payload.data, plane.hash_key)
     request = asked.request  # from here on only the payload has the bytes
     work = Work(request, size, pool, count, demand, client, asked.ttft_target, known_by, most)
-    edits = Edits(asks_usage(request), work.band, most)
+    edits = Edits(asks_usage(request), work.band if pool.takes_band else None, most)
     payload.data = await edited_for(plane, client, payload.data, request, edits)
     return work
 

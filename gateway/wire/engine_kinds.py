@@ -86,6 +86,7 @@ class EngineKind:
             them.
         ignored: fields of the output limit that it does not read.
         caseless: whether it takes the name of a field for the same in any case of its letters.
+        takes_band: whether it may get a band as `priority`: the lowest first, or no order at all.
         clamps: whether it cuts `max_tokens` to its length; None if it has to be asked.
         tells_one: whether the `usage` of several sequences is that of one of them.
         aborts_if_full: whether it ends what it has no room for with `finish_reason` "abort", in an answer with status
@@ -106,6 +107,7 @@ class EngineKind:
     overriding: frozenset[str] = frozenset()
     ignored: frozenset[str] = frozenset()
     caseless: bool = False
+    takes_band: bool = True
     clamps: bool | None = None
     tells_one: bool = False
     aborts_if_full: bool = False
@@ -171,10 +173,12 @@ SGLANG = EngineKind(
         Said(Meaning.TOO_LONG, "exceeds the model's maximum context length", (400,)),
     ),
     ill="it starts, ends or generates nothing",
+    takes_band=False,
     clamps=False,
     aborts_if_full=True,
 )
-"""Its health route generates a token if nothing else runs, and takes a second."""
+"""Its health route generates a token if nothing else runs, and takes a second. Of priorities it takes the highest
+first, and preempts others for them, unless it is told otherwise (`--schedule-low-priority-values-first`)."""
 
 TGI = EngineKind(
     "tgi",
@@ -201,9 +205,11 @@ TENSORRT_LLM = EngineKind(
     ("/version",),
     KvOut.NEVER,
     errors=(Said(Meaning.TOO_LONG, "The sum of prompt length", (400,)),),
+    takes_band=False,
     clamps=True,
 )
-"""`trtllm-serve`. It tells no length, and has no queue that could be full."""
+"""`trtllm-serve`. It tells no length, and has no queue that could be full. It refuses fields that it does not know, as
+`priority`; a newer one takes it from 0 to 1, the highest first."""
 
 OLLAMA = EngineKind(
     "ollama",

@@ -277,9 +277,9 @@ class Edits(NamedTuple):
     usage: bool
     """Set `stream_options.include_usage` for the client. Without it `continuous_usage_stats` has no effect, so a client
     that set only the latter expects no usage."""
-    priority: int
+    priority: int | None
     """The request's band. An engine that schedules by it must not trust the client's value. `/v1/messages` has no such
-    field: there only the header carries the band, and only kvgate sets that header."""
+    field: there only the header carries the band, and only kvgate sets that header. None: no priority at all."""
     max_tokens: int | None = None
     """Set this output limit: the client set none, and its tenant has one, lower than its API's, or its engine fails all
     that runs when its KV cache runs out. Or the client set it in a field that its engine does not read."""
@@ -293,14 +293,18 @@ def edited(body: bytes, request: GenerationRequest, edits: Edits) -> bytes:
         options.pop("continuous_usage_stats", None)
         options["include_usage"] = msgspec.Raw(b"true")
         added["stream_options"] = msgspec.json.encode(options)
-    if request.priority != edits.priority and request.api is not Api.MESSAGES:
+    if edits.priority is not None and request.priority != edits.priority and request.api is not Api.MESSAGES:
         added["priority"] = b"%d" % edits.priority
     if edits.max_tokens is not None:
         added[MAX_TOKENS_FIELDS[request.api][-1]] = b"%d" % edits.max_tokens
-    if not added:
+    dropped = edits.priority is None and request.names_priority
+    if not (added or dropped):
         return body
     if rewrites(request, edits):
-        return msgspec.json.encode(_every(body) | {name: msgspec.Raw(value) for name, value in added.items()})
+        fields = _every(body) | {name: msgspec.Raw(value) for name, value in added.items()}
+        if dropped:
+            del fields["priority"]
+        return msgspec.json.encode(fields)
     return appended(body, added)
 
 

@@ -290,6 +290,9 @@ async def test_where_one_engine_reads_other_limits_its_pool_says_so(world):
     assert not first.pool.caseless
     world.up(second, identity("m", kind="ollama"))
     assert first.pool.caseless
+    assert first.pool.takes_band
+    world.up(second, identity("m", kind="sglang"))
+    assert not first.pool.takes_band
 
 
 async def test_a_configured_default_limit_goes_before(world):

@@ -45,6 +45,12 @@ async def test_it_gets_the_body_and_a_key_of_its_own_and_nothing_else(full):
     assert "x-kvgate-prompt-tokens" not in client.headers, "nobody counted for it"
 
 
+async def test_it_gets_no_priority(full):
+    full.replies.append(Reply(WHOLE))
+    await full.ask(asked(priority=9), **ALLOW).ended()
+    assert json.loads(full.sent[-1][4]) == json.loads(asked(model="theirs"))
+
+
 async def test_anthropics_api_has_its_own_headers(full):
     full.replies.append(Reply(b'{"content":[]}'))
     body = b'{"model":"m","messages":[],"max_tokens":4}'

@@ -32,6 +32,13 @@ async def test_an_urgent_request_has_no_more_than_its_key_allows(plane):
     assert json.loads(body)["priority"] == 3
 
 
+async def test_an_engine_that_takes_the_highest_priority_first_gets_none(plane):
+    plane.up("a", kind="sglang")
+    plane.replies.append(Reply(WHOLE))
+    await plane.ask(asked(priority=9)).ended()
+    assert "priority" not in json.loads(plane.sent[0][4])
+
+
 async def test_usage_is_asked_for_where_the_client_did_not(plane):
     plane.replies.append(stream())
     await plane.ask(asked(stream=True)).ended()

@@ -351,6 +351,14 @@ def test_a_body_that_needs_no_edit_is_the_clients_own(api, asked):
     assert edited(given.body, given, Edits(usage=False, priority=asked or 0)) is given.body
 
 
+@pytest.mark.parametrize("api", Api)
+@pytest.mark.parametrize("asked", [None, 0, 4])
+def test_an_engine_that_reads_priorities_otherwise_gets_none(api, asked):
+    given = parse(api, body(max_tokens=5, **({} if asked is None else {"priority": asked})))
+    after = edited(given.body, given, Edits(usage=False, priority=None))
+    assert json.loads(after) == json.loads(body(max_tokens=5))
+
+
 def test_messages_have_no_priority_in_their_body():
     given = parse(Api.MESSAGES, body(max_tokens=5))
     assert edited(given.body, given, Edits(usage=False, priority=3)) is given.body
