@@ -405,6 +405,8 @@ class StreamReader:
         if bytes(memoryview(choices)[:5]) in (b"[]", b"null"):
             self.usage = usage
             return
+        if not (usage.prompt_tokens or usage.completion_tokens):
+            return  # an Ollama's, in each piece of a completion whose usage was asked for
         self._strip_usage = False
         if len(choices) > _MOST_OF_CHOICES:
             return

@@ -92,6 +92,16 @@ def test_each_event_leaves_when_it_has_arrived(api):
         assert reader.feed(event[-1:]) == event
 
 
+def test_usage_that_was_asked_for_is_taken_out_though_an_ollama_writes_zeros_beside_each_piece():
+    nothing = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    pieces = [chunk(choices=[{"text": "a", "index": 0, "finish_reason": why}], usage=nothing) for why in (None, "stop")]
+    last = chunk(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5})
+    done = b"data: [DONE]\n\n"
+    reader, forwarded = read(Api.COMPLETIONS, [*pieces, last, done], strip_usage=True)
+    assert forwarded == b"".join(pieces) + done
+    assert reader.usage == Usage(3, 2)
+
+
 @settings(max_examples=150)
 @given(
     api=st.sampled_from(STREAMED),
