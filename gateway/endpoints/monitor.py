@@ -240,12 +240,11 @@ class EndpointMonitor:
             except Exception:  # noqa: BLE001  # an endpoint that nobody watches any more would stay as it is for ever
                 _log.exception("probe failed", endpoint=self._id)
             self.probed.set()
-            now = self._clock()
-            soonest = now + min(HURRY_GAP, self._interval / 2)
-            due = soonest + self._interval - (soonest - grid) % self._interval
+            now, gap = self._clock(), min(HURRY_GAP, self._interval / 2)
+            due = now + gap + self._interval - (now + gap - grid) % self._interval
             try:
                 async with asyncio.timeout(due - now):
-                    await asyncio.sleep(min(HURRY_GAP, self._interval))
+                    await asyncio.sleep(gap)
                     await self._hurry.wait()
             except TimeoutError:
                 if (now := self._clock()) - due >= self._progress.hung_after / 2:

@@ -164,25 +164,24 @@ class HttpUpstream:
                     lacks = "name resolution"
                     addresses = await self._names.addresses(origin.host)
                     lacks = "connection"
-                    try:
-                        if origin.tls is None:
-                            _, connection = await _opened(Connection, addresses, origin.port)
-                            connected()
-                        else:
-                            plain, _ = await _opened(asyncio.Protocol, addresses, origin.port)
-                            connected()  # the handshake is for the endpoint itself to make, and that may be busy
-                            connection = await _secured(plain, origin.tls, origin.host)
-                    except BaseException:
-                        self._names.forget(origin.host)  # another machine may have the address by now
-                        raise
-        except TimeoutError:
-            raise ConnectFailedError(f"no {lacks} within {patience:g} s") from None
-        except ssl.SSLCertVerificationError as error:
-            raise ConnectFailedError(f"its TLS certificate was not accepted: {error.verify_message}") from None
+                    if origin.tls is None:
+                        _, connection = await _opened(Connection, addresses, origin.port)
+                        connected()
+                    else:
+                        plain, _ = await _opened(asyncio.Protocol, addresses, origin.port)
+                        connected()  # the handshake is for the endpoint itself to make, and that may be busy
+                        connection = await _secured(plain, origin.tls, origin.host)
         except OSError as error:
             if lacking(error):
                 raise OutOfDescriptorsError from error
-            raise ConnectFailedError(f"connection refused ({error.strerror or type(error).__name__})") from None
+            self._names.forget(origin.host)  # another machine may have the address by now
+            if isinstance(error, TimeoutError):
+                why = f"no {lacks} within {patience:g} s"
+            elif isinstance(error, ssl.SSLCertVerificationError):
+                why = f"its TLS certificate was not accepted: {error.verify_message}"
+            else:
+                why = f"connection refused ({error.strerror or type(error).__name__})"
+            raise ConnectFailedError(why) from None
         return connection
 
     def _locate(self, base_url: str) -> _Origin:

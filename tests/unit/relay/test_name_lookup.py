@@ -125,6 +125,29 @@ async def test_addresses_that_take_no_connection_are_kept_no_longer(
     assert server.connections == 2
 
 
+async def test_a_client_that_leaves_while_it_connects_says_nothing_of_an_address(
+    server: Server, resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = server.url.replace("127.0.0.1", "engine.test")
+    connecting = asyncio.Event()
+
+    async def never(*_: object) -> None:
+        connecting.set()
+        await asyncio.Event().wait()
+
+    async with upstream(keepalive=1e-9) as client:
+        assert await fetch(client, url) == b"ok"
+        resolver.silent.add("engine.test")
+        resolver.go.set()
+        with monkeypatch.context() as patch:
+            patch.setattr("gateway.relay.http_upstream._opened", never)
+            leaving = asyncio.create_task(fetch(client, url))
+            await connecting.wait()
+            leaving.cancel()
+            await asyncio.wait((leaving,))
+        assert await fetch(client, url) == b"ok"
+
+
 async def test_each_address_of_a_name_is_tried(server: Server, resolver: Resolver) -> None:
     """The server listens on the second one only."""
     async with upstream() as client:
