@@ -22,7 +22,7 @@ from engine.plan.remedies import REMEDIES
 from gateway.admission.decide import REASONS
 from gateway.admission.outcomes import BEYOND_ITS_MODEL, Outcome
 from gateway.admission.placing.rules import RULES, Rule
-from gateway.config.live import NEEDS, every, inner_section
+from gateway.config.reloadable import NEEDS, every, inner_section
 from gateway.config.settings import Settings
 from gateway.ops.pictures.broadcast import KEPT, MOST
 from gateway.ops.pictures.picture import (

@@ -47,7 +47,7 @@ class Supervisor:
         """The programs to run, including those given up."""
         self._leaving: dict[Runner, asyncio.Task[State]] = {}
         self._spare: set[Runner] = set()
-        """Those without which the others are of use."""
+        """Those that the others can do without."""
         self._changed = asyncio.Event()
         self._changing = False
         self._tasks: asyncio.TaskGroup

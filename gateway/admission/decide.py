@@ -94,7 +94,7 @@ def place(pool: Pool, request: RequestRecord, now: float, without: Container[End
 def let_through(pool: Pool, request: RequestRecord, now: float) -> EndpointRecord | None:
     """The endpoint to which observe mode dispatches a request: any in reach whose engine is not `busy`.
 
-    One that is spared counts only if there is no other: as the emptiest it would get all that has no room elsewhere.
+    A spared one is taken only if there is no other: it is the emptiest, and would get all that has no room elsewhere.
     """
     identifier, reach = request.arrival.request, pool.endpoints.reach
     free = [e for e in pool.endpoints.live if not e.busy(now) and reach.reaches(identifier, e.id)]

@@ -27,7 +27,7 @@ from gateway.app.state_view import StateView
 from gateway.app.telemetry import Exports
 from gateway.app.together import Together
 from gateway.config.engine import Launched
-from gateway.config.live import Change
+from gateway.config.reloadable import SettingsChange
 from gateway.config.settings import ModelSettings, Settings
 from gateway.endpoints.identity import Identity
 from gateway.endpoints.listener import EndpointStatus
@@ -224,7 +224,7 @@ class Application:
             core="interpreted" if controller.__file__.endswith(".py") else "compiled",
         )
 
-    async def change(self, settings: Settings) -> Change:
+    async def change(self, settings: Settings) -> SettingsChange:
         """Put other settings in force, as far as they can change; read keys and certificates again.
 
         Requests in flight and in the queue stay, except those that have now waited too long.
@@ -232,7 +232,7 @@ class Application:
         Raises:
             ConfigurationError: a file that the settings name cannot be used. Nothing was changed.
         """
-        change = Change.between(self._settings, settings)
+        change = SettingsChange.between(self._settings, settings)
         self._go_by(change.settings, await asyncio.to_thread(read_named_files, change.settings))
         _log.info("settings read again", changed=list(change.live), not_changed=change.told())
         return change

@@ -17,8 +17,8 @@ from gateway.app.parent import Parent
 from gateway.app.reign import Reign
 from gateway.app.telemetry import Exports
 from gateway.config.engine import Launched
-from gateway.config.live import Change
 from gateway.config.redis_url import redis_address
+from gateway.config.reloadable import SettingsChange
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
 from gateway.endpoints.listener import EndpointStatus
@@ -128,13 +128,13 @@ class Candidate(DecidingProcess):
         self._campaign.start()
         _log.info("standing for election", at=self._address, id=self._election.me)
 
-    async def change(self, settings: Settings) -> Change:
+    async def change(self, settings: Settings) -> SettingsChange:
         """Put other settings in force, as far as they can change.
 
         Raises:
             ConfigurationError: a file that the settings name cannot be used. Nothing was changed.
         """
-        change = Change.between(self.settings, settings)
+        change = SettingsChange.between(self.settings, settings)
         found = await asyncio.to_thread(read_named_files, change.settings)
         self.settings, self._endpoints = change.settings, found.endpoints
         self._said = claim(Role.OWNER, self._key, change.settings, found.templates)

@@ -12,7 +12,7 @@ from gateway.app.parent import Parent
 from gateway.app.reign import Reign
 from gateway.app.telemetry import Exports
 from gateway.config.engine import Launched
-from gateway.config.live import Change
+from gateway.config.reloadable import SettingsChange
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
 
@@ -59,13 +59,13 @@ class OwnerProcess(DecidingProcess):
         self._reign.begin()
         self._server = await asyncio.get_running_loop().create_unix_server(self._reign.hall.line, sock=self._listening)
 
-    async def change(self, settings: Settings) -> Change:
+    async def change(self, settings: Settings) -> SettingsChange:
         """Put other settings in force, as far as they can change.
 
         Raises:
             ConfigurationError: a file that the settings name cannot be used. Nothing was changed.
         """
-        change = Change.between(self.settings, settings)
+        change = SettingsChange.between(self.settings, settings)
         found = await asyncio.to_thread(read_named_files, change.settings)
         self.settings = change.settings
         self._reign.go_by(change.settings, found.endpoints)

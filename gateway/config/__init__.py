@@ -1,1 +1,1 @@
-"""The settings: their types and meanings, their sources, and which of them change live."""
+"""The settings: their types and meanings, their sources, and which of them a reload changes live."""

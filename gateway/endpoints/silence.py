@@ -22,8 +22,8 @@ AT_WORK = 4.0
 UNANSWERING = 2.0
 """Multiple for an engine that takes connections and answers no probe. The kernel alone can accept them."""
 SECOND_OPINION = 0.5
-"""Requests other than the longest silent one must have been silent for this share of `hung_after`, summed: the second
-longest here, and all that left."""
+"""A hang needs a second witness. The request silent second longest and all that left must together have been silent for
+this share of `hung_after`."""
 BRIEF = 1 / 30
 """Share of `hung_after`. A request that left sooner was refused, or did not wait for a token."""
 
@@ -144,7 +144,7 @@ class SilenceMeter:
     def finished(self, request: RequestId, now: float, *, delivering: bool = False) -> None:
         """Note that a request has left, however it ended. That is no progress: its client may have given up.
 
-        Time is no silence while each request here either awaited no token or could not be seen to progress. Otherwise
+        Time is silence only while a request here awaits a token and its progress would be seen. If other time counted,
         hours of it would make the next burst look like a hang.
 
         `delivering`: its client had not taken what had arrived, so that its silence says nothing of the engine.

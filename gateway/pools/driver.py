@@ -30,8 +30,8 @@ from gateway.pools.interface import Asker
 class Driver:
     """Runs one controller and is its only caller, always on the event loop's thread.
 
-    What `Tenants` refuses never reaches the controller, nor does what is relayed without a place, nor a batch of
-    progress without counts while no waiting request may go by time alone.
+    Three things never reach the controller: what `Tenants` refuses, what is relayed without a place, and a batch of
+    progress without counts while no waiting request could go by time alone.
 
     Args:
         controller: the core of one model.

@@ -1,4 +1,8 @@
-"""The attempts at one prepared request: admitted, sent to an endpoint, given to another if it may be, settled."""
+"""The attempts at one prepared request: admitted, sent to an endpoint, given to another if it may be, settled.
+
+How often, and to which endpoint, the core decides (`Returned` in `admission/controller.py`); for which share of all
+requests, `pools/retry_budget.py`.
+"""
 
 import asyncio
 

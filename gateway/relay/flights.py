@@ -1,4 +1,7 @@
-"""The requests in flight: notes their progress, interrupts the overdue, takes them off endpoints that went down."""
+"""The requests in flight: notes their progress, interrupts the overdue, takes them off endpoints that went down.
+
+Its timeouts are the settings'. `endpoints/silence.py` judges by the engine's load, and may end a request before them.
+"""
 
 import asyncio
 from collections.abc import Callable, Collection
@@ -56,12 +59,12 @@ class Flight:
         self.delivering = False
         """Whether a piece is being handed to the client; meanwhile nothing is read."""
         self.watched = True
-        """Whether its silence counts against its endpoint, and its tokens for it: not while it waits for its client,
-        as those may have come long ago, nor once the engine is done."""
+        """Whether its silence and its tokens say something of its endpoint. Not while it waits for its client, as the
+        tokens may have come long ago, nor once the engine is done."""
         self.interruption: Interruption | None = None
 
     def answered(self, status: int) -> None:
-        """Note an answer's head. The engine was not silent, unless a proxy may have said so of it: over 500."""
+        """Note an answer's head. It shows that the engine was not silent, unless a proxy may have sent it: over 500."""
         self.delivering = status <= _SERVER_ERROR
 
     def interrupt(self, interruption: Interruption) -> None:

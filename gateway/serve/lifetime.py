@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 from engine.process import NEWS, READY
 from gateway.config.engine import Launched
-from gateway.config.live import ANSWER
+from gateway.config.reloadable import ANSWER
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
 from gateway.runtime.descriptors import raise_limit

@@ -1,6 +1,7 @@
 """The deployment of some settings, and its change to other settings while it serves (SIGHUP, `kvgate reload`).
 
-It supervises processes; `alone.py` is for a gateway without a supervisor.
+It supervises processes; `alone.py` is for a gateway without a supervisor. `config/reloadable.py` says which settings
+change live, and what the others need.
 """
 
 import asyncio
@@ -23,8 +24,7 @@ from engine.nvml import gpus
 from engine.program import Engine, Program, Role
 from engine.supervisor import Supervisor
 from gateway.app.parent import END, RUN, as_line
-from gateway.config.live import ANSWER, FIXED
-from gateway.config.live import Change as SettingsChange
+from gateway.config.reloadable import ANSWER, FIXED, SettingsChange
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
 from gateway.config.tls import clients_context

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.app.parent import Parent
-from gateway.config.live import Change
+from gateway.config.reloadable import SettingsChange
 from gateway.config.settings import Settings
 from gateway.endpoints.listener import EndpointStatus
 
@@ -46,7 +46,7 @@ class Served(Protocol):
         """Begin."""
         ...
 
-    async def change(self, settings: Settings) -> Change:
+    async def change(self, settings: Settings) -> SettingsChange:
         """Put other settings in force."""
         ...
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.config.live import NEEDS, Needs
+from gateway.config.reloadable import NEEDS, Needs
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError, revealed
 from tests.fakes.vllm import FakeSettings, FakeVllm

@@ -15,7 +15,7 @@ _ROUNDING = 1e-6
 
 
 class Charge(NamedTuple):
-    """When an amount was charged, and when time will have paid it if nothing that came before comes back."""
+    """When an amount was charged, and when time alone will have paid it if no earlier charge is refunded."""
 
     at: float
     paid_at: float
@@ -50,9 +50,9 @@ class Rate:
         return Charge(now, self.full_at + self._returned)
 
     def refund(self, amount: int, charge: Charge, now: float) -> None:
-        """Give back what time has not paid yet of a charge: it pays them in their order.
+        """Refund what time has not yet paid of a charge. The oldest charges are paid first.
 
-        Less, if others came back meanwhile: they count as if they had come before.
+        Charges refunded meanwhile count as older ones, so that less of this one is left to refund.
         """
         seconds = self._seconds(amount)
         unpaid = max(0.0, charge.paid_at - self._returned - now, charge.at + seconds - now)

@@ -102,7 +102,7 @@ class Waits:
     def in_vain(self, request: RequestRecord, now: float) -> bool:
         """Whether a request would surely wait longer than its queue budget.
 
-        Never for one that may be backfilled: it waits for room that is too small for the head, not for its turn.
+        Never for one that may be backfilled: it need not wait for its turn. Room too small for the head may do for it.
         """
         if not self._endpoints.live or self.target(request) is None or self._queue.may_backfill(request):
             return False

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine.control import Reload, ask
-from gateway.config.live import Change
+from gateway.config.reloadable import SettingsChange
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError, Sources
 from gateway.serve.alone import Alone
@@ -34,7 +34,7 @@ class Application:
         await self.goes_on.wait()
         if self.refuses is not None:
             raise ConfigurationError(self.refuses)
-        change = Change.between(self.settings, settings)
+        change = SettingsChange.between(self.settings, settings)
         self.settings = change.settings
         self.changes += 1
         return change

@@ -88,7 +88,7 @@ _ENTRY: Mapping[Any, str] = {tuple: "[]", dict: ".N"}
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SettingsChange:
     """A change of settings.
 
     Attributes:
@@ -102,7 +102,7 @@ class Change:
     later: Mapping[str, Needs]
 
     @classmethod
-    def between(cls, before: Settings, after: Settings) -> "Change":
+    def between(cls, before: Settings, after: Settings) -> "SettingsChange":
         """Split the differences into those that apply at once and the others."""
         found: dict[str, Needs] = {}
         merged = _merged(before, after, "", found)

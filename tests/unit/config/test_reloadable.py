@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.config.live import _TABLE, NEEDS, Change, Needs, every
+from gateway.config.reloadable import _TABLE, NEEDS, Needs, SettingsChange, every
 from gateway.config.settings import Settings
 
 
@@ -10,7 +10,7 @@ def settings(**sections):
 
 
 def between(before, after):
-    return Change.between(settings(**before), settings(**after))
+    return SettingsChange.between(settings(**before), settings(**after))
 
 
 def test_every_setting_is_classified_once():
