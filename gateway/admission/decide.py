@@ -1,6 +1,7 @@
 """The decision about a request, as a value. Making it changes nothing.
 
-The controller carries decisions out, observe mode notes them, and `/kvgate/explain` shows them.
+`barred`, `place` and `shed` are its three steps. The controller takes each when its turn comes, for the request that is
+next. `decide` takes all at once: for observe mode, which notes the decision, and for `/kvgate/explain`, which shows it.
 """
 
 from collections.abc import Container
@@ -129,7 +130,7 @@ def shed(pool: Pool, request: RequestRecord, now: float) -> Refused | None:
 def decide(pool: Pool, request: RequestRecord, now: float) -> Decision:
     """Decide about a request that arrives now: its cost is estimated, it has its lane, and it is not in the queue.
 
-    One thing is simpler than in the controller: if a request goes before it, it waits, although it might be backfilled.
+    One thing is simpler than in the controller: it is never backfilled, so behind another request it waits.
     """
     refused = barred(pool, request, pool.endpoints.lane(request))
     if refused is not None:

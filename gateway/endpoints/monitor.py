@@ -59,8 +59,8 @@ _FAILING = frozenset({State.STARTING, State.DOWN})
 """States out of which another engine may come than was there before."""
 
 MOVING = 2
-"""Probe intervals after a token in which an endpoint that looks dead keeps its requests. When a process ends, its
-connections end with it; a name that is not found or a proxy that takes no more of them ends none."""
+"""Probe intervals after its last token for which an endpoint that looks dead keeps its requests. Had its process ended,
+their connections would have ended, too. A name that is not found ends none, nor does a proxy that is full."""
 
 HURRY_GAP = 0.05
 """Least seconds between two probes, even if many requests fail."""

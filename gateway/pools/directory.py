@@ -163,8 +163,8 @@ class Pool:
     def default_max_tokens(self, prompt: int) -> int | None:
         """The output limit for a request that has none, after a prompt of so many tokens; None if it needs none.
 
-        Where a request holds its limit from its start, it has the configured one. Where all that runs fails once the KV
-        cache runs out, it needs one: what its slot's share of the context leaves it, but at least a quarter of it.
+        An engine that holds the whole limit from the start gets the configured one. Where a full KV cache fails all
+        requests and none is configured, it is what a slot's share of the context leaves, but at least a quarter.
         """
         given: list[int] = []
         for endpoint in self.endpoints.values():

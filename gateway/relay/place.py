@@ -1,4 +1,4 @@
-"""The place in flight that a request has of the owner of the decisions."""
+"""A request's place in flight, which the owner of the decisions gives it."""
 
 from gateway.admission.commands import Dispatch
 from gateway.admission.events import Arrived, Back, Demand, RequestId, Verdict

@@ -1,4 +1,4 @@
-"""The gateway's process: its signals, its inherited sockets, and its talk with its supervisor."""
+"""The gateway's process: its signals, its drain, its inherited sockets, and its talk with its supervisor."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The number of processes that carry and decide, and what one is told beside its settings."""
+"""The processes that carry requests or decide: how many there are, and what each is told beside its settings."""
 
 import os
 

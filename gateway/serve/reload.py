@@ -34,9 +34,9 @@ from gateway.relay.server import bind_all, close_all, port_of
 from gateway.runtime.interrupts import early, has_terminal
 from gateway.serve.checks import preflight
 from gateway.serve.discovery import Discovery
-from gateway.serve.engine_attendant import Attendant
 from gateway.serve.hang_restarts import Hangs
 from gateway.serve.launch import Gateway, programs, served_name, telling
+from gateway.serve.on_demand_engines import Attendant
 from gateway.serve.owner_socket import OwnerSocket, expect_free
 from gateway.serve.processes import USAGE_ERROR, is_cut, worker_count
 from gateway.serve.rollout import Change, fronting, knows, notice, serves

@@ -5,7 +5,8 @@ the last heartbeat that came back. The owner gives a front up `GIVEN_UP_AFTER` a
 returns none from then on. A heartbeat is heard after it was sent, so a front has stopped obeying before it is given
 up, however late anything arrives, and whatever either clock shows: only durations are compared, each on one clock.
 
-Clocks are monotonic and go on while a process is stopped.
+That two owners never decide at once is the part of `election.py`. Here a front obeys none that has given it up. Clocks
+are monotonic and go on while a process is stopped.
 """
 
 from gateway.tier.epoch import Epoch
@@ -19,7 +20,7 @@ GIVEN_UP_AFTER = 2.0
 
 
 class Allegiance:
-    """A front's: which owner it follows, for as long as the front lives."""
+    """The owner that a front follows. A front has one allegiance for its whole life."""
 
     def __init__(self) -> None:
         self.epoch: Epoch | None = None
@@ -44,7 +45,7 @@ class Allegiance:
 
 
 class Term:
-    """A front's, of one connection: until when it obeys what comes over it."""
+    """The time for which a front obeys what comes over one connection."""
 
     def __init__(self, allegiance: Allegiance) -> None:
         self._allegiance = allegiance

@@ -76,8 +76,8 @@ class _Trust:
 class ModelCounter:
     """Counts the prompts of one served model, as its endpoints count them.
 
-    Call `start` once, `verify` each time an endpoint comes up, and `recheck` every few seconds. Counts are local until
-    an endpoint was compared.
+    Call `start` once, `verify` each time an endpoint comes up, and `recheck` every few seconds. Until an endpoint was
+    compared, the local count is taken for right.
     """
 
     def __init__(

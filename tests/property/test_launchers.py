@@ -22,7 +22,7 @@ from gateway.app.parent import END, RUN
 from gateway.config.engine import OnDemand
 from gateway.endpoints.health import State
 from gateway.pools.launcher import EngineNews
-from gateway.serve.engine_attendant import Attendant
+from gateway.serve.on_demand_engines import Attendant
 from gateway.tier.frames import Launch, Seems
 from gateway.tier.launchers import Launchers
 from gateway.tier.seat import Seat

@@ -10,7 +10,7 @@ To add a rule, touch these, and run `make docs` for its documentation:
 - what it tells people to do, in `docs/symptoms.md` ("Requests wait though the cache has room");
 - its setting, if it has one: a field of `Policy` (`gateway/admission/policy.py`), which the rule reads from
   `ask.endpoint.policy`, and one of the same name and default in `AdmissionSettings` (`gateway/config/admission.py`). A
-  setting of each API key goes the way of `kv_share`: auth.py, admission.py and live.py of `gateway/config`,
+  setting of each API key goes the way of `kv_share`: auth.py, admission.py and reloadable.py of `gateway/config`,
   `app/owner.py`, and lines.py and replay.py of `gateway/record`;
 - a case in `SAY_NO` (`tests/unit/admission/placing/test_rules.py`), where every row is tried. A rule with a setting
   also gets a policy in `POLICIES` (`tests/property/test_admission.py`), which holds it to the core's invariants.
@@ -20,8 +20,8 @@ rule stands at the top of the table: below a rule that keeps endpoints it would 
 setting. It may read `ask.request` (None if none is asked for), `ask.endpoint.policy` and `ask.endpoint.usage(ask.now)`
 (None if unknown), but not what `Ask.measure` sets. It leaves `idle` False if others can make it decline, as by traffic
 that does not go through kvgate: on an endpoint without requests of ours the flow would wait for ever. While such a rule
-is in force, no arrival goes past the empty queue (`AdmissionController._bypass_queue`). The one exception is `share`,
-the last row: it throttles a flow, but only a request that would go otherwise.
+is in force, no arrival goes past the empty queue (`AdmissionController._bypass_queue`). `share`, the last row,
+is the one rule that throttles a flow from the bottom of the table: it declines only what every other row lets go.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Fair shares of service between the flows of a band. `band_share.py` has those of the bands."""
+"""Fair shares of service between a band's flows; `lane.py` picks by them. `band_share.py` has those of the bands."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping

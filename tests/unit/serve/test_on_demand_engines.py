@@ -15,8 +15,8 @@ from engine.vllm.kind import VLLM
 from gateway.admission.events import ResidencyPhase
 from gateway.app.parent import END, RUN
 from gateway.pools.launcher import EngineNews
-from gateway.serve.engine_attendant import _LOOK as LOOK
-from gateway.serve.engine_attendant import Attendant
+from gateway.serve.on_demand_engines import _LOOK as LOOK
+from gateway.serve.on_demand_engines import Attendant
 from tests.ports import free_port
 
 
@@ -182,8 +182,8 @@ async def sleeper(engine, monkeypatch):
         asked.append(url)
         return await can.get()
 
-    monkeypatch.setattr("gateway.serve.engine_attendant.fall_asleep", turn)
-    monkeypatch.setattr("gateway.serve.engine_attendant.wake", turn)
+    monkeypatch.setattr("gateway.serve.on_demand_engines.fall_asleep", turn)
+    monkeypatch.setattr("gateway.serve.on_demand_engines.wake", turn)
     attendant = Attendant(supervisor, told.append)
     attendant.add(replace(engine, sleeps=True))
     supervisor.ready.set()

@@ -1,4 +1,4 @@
-"""The engines that come and go, as their parent starts and ends them when the process that decides asks for it."""
+"""The engines on demand, which their parent starts and ends when the process that decides asks for it."""
 
 import asyncio
 import socket
