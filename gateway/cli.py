@@ -25,11 +25,11 @@ from gateway.record.lines import EventLogError
 from gateway.record.replay import verify
 from gateway.record.report import show, show_compared
 from gateway.record.whatif import compare
-from gateway.relay.server import PortTakenError
 from gateway.runtime.interrupts import end_at_once
 from gateway.serve.checks import check
 from gateway.serve.command import app, loaded, serve
 from gateway.serve.running import fail, way_out
+from gateway.server.server import PortTakenError
 
 cli = app(completion=True)
 cli.command()(serve)

@@ -39,19 +39,19 @@ from gateway.ops.pictures.digest import Digests
 from gateway.pools.awaited import Awaited
 from gateway.pools.clamping import clamps
 from gateway.pools.directory import Directory, Endpoint, Pool
-from gateway.relay.asgi import Receive, Room, Scope, Send
 from gateway.relay.exchange import Reporter
 from gateway.relay.explainer import RelayExplainer
 from gateway.relay.flights import Flights
 from gateway.relay.gateway import Gateway
-from gateway.relay.http_upstream import HttpUpstream
-from gateway.relay.loads import Loads
 from gateway.relay.lobby import Lobby
 from gateway.relay.openapi import with_data_plane
+from gateway.relay.payload import Room
 from gateway.relay.plane import Plane
-from gateway.relay.server import Listener, bind_all
 from gateway.runtime.background import Background
 from gateway.runtime.places import Places
+from gateway.server.asgi import Receive, Scope, Send
+from gateway.server.loads import Loads
+from gateway.server.server import Listener, bind_all
 from gateway.tokens.count import CountUnavailableError
 from gateway.tokens.counter import ModelCounter
 from gateway.tokens.drift import Drift
@@ -60,6 +60,7 @@ from gateway.tokens.loading import Tokenizers
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.prefix import new_key
 from gateway.tokens.render import TokenizerSource
+from gateway.upstream.http_upstream import HttpUpstream
 
 _POLL = 0.1
 """Seconds between two checks for open requests and connections."""

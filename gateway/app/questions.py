@@ -9,8 +9,8 @@ import httpx
 from gateway.admission.events import EndpointId
 from gateway.app.named_files import Access
 from gateway.config.settings import Settings
-from gateway.relay.question_transport import QuestionTransport
 from gateway.runtime.background import Background
+from gateway.upstream.question_transport import QuestionTransport
 
 
 class Questions:

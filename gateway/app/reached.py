@@ -7,10 +7,10 @@ from gateway.app.named_files import Access
 from gateway.config.fallback import FallbackSettings
 from gateway.pools.directory import Directory, Endpoint
 from gateway.pools.interface import Watch
-from gateway.relay.engine_questions import EngineQuestions
 from gateway.relay.fallback_server import Unwatched
-from gateway.relay.http_upstream import HttpUpstream
 from gateway.tokens.engine_count import Target
+from gateway.upstream.engine_questions import EngineQuestions
+from gateway.upstream.http_upstream import HttpUpstream
 
 
 class Reached:

@@ -13,10 +13,10 @@ from gateway.admission.outcomes import Outcome
 from gateway.ops.merged import Figures
 from gateway.ops.otlp.environment import read
 from gateway.ops.otlp.trace import Trace
-from gateway.relay.asgi import Scope
 from gateway.relay.exchange import Exchange
 from gateway.relay.spans import SCHEMA_URL, spans
 from gateway.runtime.background import Background
+from gateway.server.asgi import Scope
 
 if TYPE_CHECKING:
     from gateway.ops.otlp.telemetry import Telemetry

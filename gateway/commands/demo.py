@@ -19,11 +19,11 @@ from engine.events import SupervisorEvent
 from engine.llama.program import llama_server
 from gateway.config.settings import LogSettings, Settings
 from gateway.ops.logs import configure
-from gateway.relay.server import bind
 from gateway.runtime.interrupts import Stop
 from gateway.serve.discovery import Discovery
 from gateway.serve.reload import Deployment
 from gateway.serve.supervision_log import SupervisionLog, engine_logs
+from gateway.server.server import bind
 
 MODEL = "smollm2"
 QUESTION = "What is the capital of France? Answer in one sentence."

@@ -1,6 +1,6 @@
 """The TLS contexts that settings name, towards an endpoint and for clients; the check of kvgate's own certificate.
 
-Each reload reads the files again (`app/named_files.py`); new connections get the new context (`relay/server.py`).
+Each reload reads the files again (`app/named_files.py`); new connections get the new context (`server/server.py`).
 """
 
 import contextlib

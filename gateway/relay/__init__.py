@@ -1,1 +1,1 @@
-"""The data plane: reads a request, has it counted and admitted, streams the answer, reports the end once."""
+"""The data plane: has a request counted and admitted, streams the answer, reports the end once."""

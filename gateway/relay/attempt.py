@@ -10,12 +10,13 @@ import msgspec
 from gateway.admission.events import Back, EndpointId, RequestId, Verdict
 from gateway.admission.outcomes import Outcome
 from gateway.pools.directory import Endpoint
-from gateway.relay.asgi import Headers, Payload
 from gateway.relay.exchange import Exchange
 from gateway.relay.flights import Flight, Flights, Interruption
 from gateway.relay.headers import is_stream, towards_client
-from gateway.relay.upstream import Answer, ChunkSink, ConnectFailedError, Upstream, UpstreamError
-from gateway.relay.upstream_connection import BODILESS
+from gateway.relay.payload import Payload
+from gateway.server.asgi import Headers
+from gateway.upstream.connection import BODILESS
+from gateway.upstream.interface import Answer, ChunkSink, ConnectFailedError, Upstream, UpstreamError
 from gateway.wire.engine_kinds import Meaning
 from gateway.wire.errors import stream_error
 from gateway.wire.passing_usage import PassingUsage

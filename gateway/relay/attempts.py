@@ -11,7 +11,6 @@ from gateway.admission.events import Back, Demand, EndpointId, Verdict
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.pools.admission import RejectedError
 from gateway.pools.directory import Endpoint, Pool, StoredResponse
-from gateway.relay.asgi import path
 from gateway.relay.attempt import Attempt, Ended, Outgoing, Retryable
 from gateway.relay.demand import Asked, Work
 from gateway.relay.editing import asks_usage
@@ -22,6 +21,7 @@ from gateway.relay.place import Place
 from gateway.relay.plane import Plane
 from gateway.relay.refusal_sentences import refusal
 from gateway.relay.traced_wait import noting
+from gateway.server.asgi import path
 from gateway.wire.engine_kinds import KINDS
 from gateway.wire.usage import Usage
 

@@ -2,17 +2,9 @@
 
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import ServerSettings
-from gateway.relay.asgi import (
-    Allowance,
-    BodyTimeoutError,
-    BodyTooLargeError,
-    NoRoomError,
-    Payload,
-    Receive,
-    Scope,
-    read_body,
-)
 from gateway.relay.exchange import Exchange, RefusedError
+from gateway.relay.payload import Allowance, BodyTimeoutError, BodyTooLargeError, NoRoomError, Payload, read_body
+from gateway.server.asgi import Receive, Scope
 
 
 async def read_within_limits(settings: ServerSettings, payload: Payload, scope: Scope, receive: Receive) -> None:

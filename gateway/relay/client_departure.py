@@ -6,7 +6,7 @@ With kvgate's own server `cycle.py` notices it, when the connection ends.
 
 import asyncio
 
-from gateway.relay.asgi import ClientGoneError, Receive, Scope, direct_access
+from gateway.server.asgi import ClientGoneError, Receive, Scope, direct_access
 
 
 class while_connected:  # noqa: N801  # used like a function

@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 import msgspec
 
-from gateway.relay.asgi import Scope, header
 from gateway.relay.headers import bearer
+from gateway.server.asgi import Scope, header
 
 _OBJECTIVE = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
 """llm-d's header for the class of a request, and the name it had before."""

@@ -11,12 +11,13 @@ from gateway.admission.events import Arrived, Demand, RequestId
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import LAST_BAND
 from gateway.pools.directory import Pool
-from gateway.relay.asgi import Payload, Scope
 from gateway.relay.body_parsing import read
 from gateway.relay.client_identity import Client
 from gateway.relay.context_length import TooLongError, demand, untokenized
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.headers import TTFT_HEADERS
+from gateway.relay.payload import Payload
+from gateway.server.asgi import Scope
 from gateway.tokens.count import CountingOverloadedError, CountUnavailableError, PromptCount, PromptTooLongError
 from gateway.tokens.pool import CountingPool
 from gateway.wire.request import INLINE_BYTES, MAX_SEQUENCES, Api, GenerationRequest, InvalidRequestError, parse

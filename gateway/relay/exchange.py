@@ -13,10 +13,10 @@ from gateway.ops.logs import AccessLog
 from gateway.ops.metrics import Metrics
 from gateway.ops.otlp.trace import Kind, Trace
 from gateway.ops.pictures.digest import Digests
-from gateway.relay.asgi import Receive, Scope, Send
 from gateway.relay.client_identity import Client
 from gateway.relay.headers import FALLBACK_HEADER, rate_limits, request_id, sampled_trace
 from gateway.relay.response import Response
+from gateway.server.asgi import Receive, Scope, Send
 from gateway.tokens.count import PromptCount
 from gateway.wire.errors import REFUSALS, error_answer, reasons, stream_error
 from gateway.wire.request import Api

@@ -3,7 +3,6 @@
 from gateway.admission.outcomes import Outcome
 from gateway.ops.explained import Explained
 from gateway.pools.admission import RejectedError
-from gateway.relay.asgi import ClientGoneError, Receive, Scope
 from gateway.relay.body_intake import read_within_limits
 from gateway.relay.body_parsing import read
 from gateway.relay.client_departure import while_connected
@@ -26,6 +25,7 @@ from gateway.relay.editing import check_names
 from gateway.relay.exchange import RefusedError
 from gateway.relay.fingerprint import fingerprint
 from gateway.relay.plane import Plane
+from gateway.server.asgi import ClientGoneError, Receive, Scope
 from gateway.wire.errors import ErrorAnswer, error_answer, reasons
 from gateway.wire.request import Api, told_by
 

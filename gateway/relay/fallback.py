@@ -13,7 +13,6 @@ from msgspec import structs
 from gateway.admission.outcomes import BEYOND_ITS_MODEL, Outcome
 from gateway.config.fallback import FallbackSettings
 from gateway.pools.directory import Pool
-from gateway.relay.asgi import Payload, Scope, header
 from gateway.relay.attempts import generate
 from gateway.relay.client_identity import Client
 from gateway.relay.demand import Asked, parsed, ttft_target
@@ -22,9 +21,11 @@ from gateway.relay.editing import renamed_for
 from gateway.relay.exchange import Exchange, Fallback, RefusedError
 from gateway.relay.fallback_server import answer_elsewhere
 from gateway.relay.headers import FALLBACK_HEADER
+from gateway.relay.payload import Payload
 from gateway.relay.plane import Plane
 from gateway.relay.prepare import prepare
 from gateway.relay.stored import refuse_others
+from gateway.server.asgi import Scope, header
 from gateway.wire.request import Api
 from gateway.wire.shown import shown
 

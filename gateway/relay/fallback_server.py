@@ -11,7 +11,6 @@ import structlog
 from gateway.admission.events import EndpointId, RequestId
 from gateway.admission.outcomes import Outcome
 from gateway.pools.directory import Endpoint, Pool
-from gateway.relay.asgi import Headers
 from gateway.relay.attempt import Attempt, Ended, Outgoing
 from gateway.relay.charge import charged
 from gateway.relay.demand import Asked, limit, refuse_adapter, refuse_background, refuse_overriding
@@ -20,7 +19,8 @@ from gateway.relay.exchange import RefusedError
 from gateway.relay.flights import Flights
 from gateway.relay.headers import towards_elsewhere
 from gateway.relay.plane import Plane
-from gateway.relay.upstream import Answer, Upstream, UpstreamError
+from gateway.server.asgi import Headers
+from gateway.upstream.interface import Answer, Upstream, UpstreamError
 from gateway.wire.engine_kinds import KINDS
 from gateway.wire.request import Api, Edits
 

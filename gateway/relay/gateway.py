@@ -7,7 +7,6 @@ import structlog
 
 from gateway.admission.outcomes import Outcome
 from gateway.ops.otlp.trace import Trace
-from gateway.relay.asgi import Application, ClientGoneError, Payload, Receive, Scope, Send, send_answer
 from gateway.relay.body_intake import read_request
 from gateway.relay.client_departure import while_connected
 from gateway.relay.client_identity import Client, UnknownKeyError
@@ -15,9 +14,11 @@ from gateway.relay.exchange import Exchange, RefusedError, Reporter
 from gateway.relay.fallback import serve
 from gateway.relay.models import list_models
 from gateway.relay.passthrough import follow, relay
+from gateway.relay.payload import Payload
 from gateway.relay.plane import Plane
 from gateway.relay.routes import Action, Route, find, methods
 from gateway.runtime.descriptors import lacking
+from gateway.server.asgi import Application, ClientGoneError, Receive, Scope, Send, send_answer
 from gateway.wire.errors import ErrorAnswer, openai_error
 
 _FULL = "kvgate has no file descriptor left for this request. Please retry."

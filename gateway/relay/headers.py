@@ -6,7 +6,7 @@ from math import ceil
 
 from gateway.admission.limits.limit import Standing
 from gateway.ops.otlp.trace import TRACE_HEADERS, told
-from gateway.relay.asgi import Headers, Scope, header
+from gateway.server.asgi import Headers, Scope, header
 
 _HOP_BY_HOP = frozenset(
     {

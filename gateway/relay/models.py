@@ -7,10 +7,10 @@ import msgspec
 
 from gateway.admission.outcomes import Outcome
 from gateway.pools.directory import Pool
-from gateway.relay.asgi import Scope
 from gateway.relay.destination import unknown_model
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.plane import Plane
+from gateway.server.asgi import Scope
 
 _STARTED = int(time.time())
 

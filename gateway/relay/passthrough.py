@@ -9,7 +9,6 @@ from gateway.admission.events import Back, EndpointId
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import Settings
 from gateway.pools.directory import Endpoint, Pool
-from gateway.relay.asgi import Allowance, ClientGoneError, Headers, Payload, Scope, header, path
 from gateway.relay.body_parsing import read
 from gateway.relay.charge import charged
 from gateway.relay.destination import find_pool, retry_after, wait_for_endpoint
@@ -17,9 +16,11 @@ from gateway.relay.editing import check_names
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.flights import Interruption
 from gateway.relay.headers import is_stream, rate_limits, towards_client, towards_endpoint
+from gateway.relay.payload import Allowance, Payload
 from gateway.relay.plane import Plane
 from gateway.relay.stored import stored
-from gateway.relay.upstream import Answer, UpstreamError
+from gateway.server.asgi import ClientGoneError, Headers, Scope, header, path
+from gateway.upstream.interface import Answer, UpstreamError
 from gateway.wire.engine_kinds import Meaning
 from gateway.wire.form import form_model, is_form
 from gateway.wire.passing_usage import PassingUsage

@@ -9,12 +9,12 @@ from gateway.config.settings import Settings
 from gateway.ops.metrics import Metrics
 from gateway.pools.awaited import Awaited
 from gateway.pools.directory import Directory, Endpoint
-from gateway.relay.asgi import Room
 from gateway.relay.client_identity import Clients
 from gateway.relay.flights import Flights
 from gateway.relay.lobby import Lobby
-from gateway.relay.upstream import Upstream
+from gateway.relay.payload import Room
 from gateway.tokens.pool import CountingPool
+from gateway.upstream.interface import Upstream
 
 
 @dataclass(slots=True)

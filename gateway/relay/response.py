@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from enum import Enum, auto
 
-from gateway.relay.asgi import Body, Headers, Receive, Scope, Send, send_answer
+from gateway.server.asgi import Body, Headers, Receive, Scope, Send, send_answer
 from gateway.wire.errors import ErrorAnswer
 
 _OK = 200

@@ -65,7 +65,7 @@ def programs(
     Args:
         settings: of kvgate.
         python: interpreter with vllm for engines that name none; None to set one up now.
-        listening: sockets the gateway accepts connections from, as `gateway.relay.server.bind_all` makes them.
+        listening: sockets the gateway accepts connections from, as `gateway.server.server.bind_all` makes them.
         running: the programs that already run. An engine with the description of one of these is that one; others get
             other names.
         owner: between the owner and its fronts; None for one gateway alone.

@@ -7,7 +7,7 @@ import socket
 import tempfile
 from pathlib import Path
 
-from gateway.relay.server import PortTakenError
+from gateway.server.server import PortTakenError
 from gateway.tier.key_file import prefix_key
 from gateway.tier.seal import SharedKey
 

@@ -29,8 +29,6 @@ from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError
 from gateway.config.tls import clients_context
 from gateway.pools.launcher import EngineEnded, EngineNews
-from gateway.relay.last_call import BACKLOG, last_call
-from gateway.relay.server import bind_all, close_all, port_of
 from gateway.runtime.interrupts import early, has_terminal
 from gateway.serve.checks import preflight
 from gateway.serve.discovery import Discovery
@@ -40,6 +38,8 @@ from gateway.serve.on_demand_engines import Attendant
 from gateway.serve.owner_socket import OwnerSocket, expect_free
 from gateway.serve.processes import USAGE_ERROR, is_cut, worker_count
 from gateway.serve.rollout import Change, fronting, knows, notice, serves
+from gateway.server.last_call import BACKLOG, last_call
+from gateway.server.server import bind_all, close_all, port_of
 from gateway.tier.key_file import tier_key
 
 Load = Callable[[Path | None, Mapping[str, Any]], Settings]

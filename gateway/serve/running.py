@@ -11,11 +11,11 @@ from rich.console import Console
 from gateway.config.settings import LogSettings, Settings
 from gateway.config.sources import ConfigurationError
 from gateway.ops.logs import configure, for_people
-from gateway.relay.server import PortTakenError
 from gateway.serve.alone import Alone
 from gateway.serve.lifetime import run
 from gateway.serve.processes import USAGE_ERROR
 from gateway.serve.served import Served
+from gateway.server.server import PortTakenError
 
 _console = Console(stderr=True, highlight=False)
 

@@ -6,7 +6,6 @@ from engine.cache import SetupError
 from gateway.config.settings import Settings
 from gateway.config.sources import ConfigurationError, Sources
 from gateway.ops.logs import configure, for_people
-from gateway.relay.server import PortTakenError
 from gateway.runtime.interrupts import Stop
 from gateway.serve.checks import preflight
 from gateway.serve.choice import Choices
@@ -15,6 +14,7 @@ from gateway.serve.foresight import foreseen
 from gateway.serve.reload import Deployment
 from gateway.serve.running import fail, way_out
 from gateway.serve.supervision_log import SupervisionLog, engine_logs
+from gateway.server.server import PortTakenError
 
 _LOOK = 30.0
 """Seconds between two looks at the cards."""

@@ -3,7 +3,7 @@
 import re
 
 from gateway.config.settings import Settings
-from gateway.relay.server import KEEP_ALIVE
+from gateway.server.server import KEEP_ALIVE
 from tests.deploy.stack import NGINX_CONF
 
 

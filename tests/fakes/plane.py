@@ -19,16 +19,16 @@ from gateway.pools.awaited import Awaited
 from gateway.pools.cores import Cores
 from gateway.pools.directory import Directory, Endpoint, Pool
 from gateway.pools.driver import Driver
-from gateway.relay.asgi import Room
 from gateway.relay.client_identity import Clients
 from gateway.relay.exchange import Reporter
 from gateway.relay.flights import Flights
 from gateway.relay.gateway import Gateway
 from gateway.relay.lobby import Lobby
+from gateway.relay.payload import Room
 from gateway.relay.plane import Plane
-from gateway.relay.upstream import ChunkSink, Drained, Sink
 from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
+from gateway.upstream.interface import ChunkSink, Drained, Sink
 from gateway.wire.engine_kinds import VLLM
 from gateway.wire.token_ids import IdsField
 from tests.fakes.paired import paired

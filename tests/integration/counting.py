@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from gateway.config.settings import UpstreamSettings
-from gateway.relay.engine_questions import EngineQuestions
-from gateway.relay.http_upstream import HttpUpstream
 from gateway.tokens.engine_count import Target
+from gateway.upstream.engine_questions import EngineQuestions
+from gateway.upstream.http_upstream import HttpUpstream
 
 
 @asynccontextmanager

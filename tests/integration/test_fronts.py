@@ -18,9 +18,9 @@ from gateway.app.apart import FrontSpec
 from gateway.app.application import Application
 from gateway.app.owner_process import OwnerProcess
 from gateway.config.settings import Settings
-from gateway.relay.upstream import ConnectFailedError
 from gateway.tier.owner_link import Link
 from gateway.tier.questions import ANSWERED_WITHIN
+from gateway.upstream.interface import ConnectFailedError
 from tests.fakes.vllm import FakeSettings, FakeVllm
 from tests.integration.relaying import CHAT, COMPLETIONS, body, events
 from tests.until import until

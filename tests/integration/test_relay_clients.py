@@ -174,7 +174,7 @@ async def test_a_client_that_leaves_half_way_through_its_body_is_forgotten():
 async def test_a_client_that_does_not_read_is_not_the_endpoints_fault(monkeypatch):
     """It must neither count as a hang of its endpoint, nor be kept for ever."""
     monkeypatch.setattr("gateway.relay.flights.SWEEP_INTERVAL", 0.1)
-    monkeypatch.setattr("gateway.relay.server.STALLED", 600.0)  # which would end it, too
+    monkeypatch.setattr("gateway.server.server.STALLED", 600.0)  # which would end it, too
     slow = {"health": {"interval": 0.1, "hung_after": 0.6}, "upstream": {"idle_timeout": 1.2}}
     async with FakeVllm(FakeSettings(step_seconds=0)) as fake, gateway(fake, **slow) as kvgate:
         fake.faults.add(Fault(FaultKind.GIGANTIC, after=2, size=16 << 20, path=CHAT))

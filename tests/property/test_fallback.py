@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.admission.events import EndpointId
-from gateway.relay.upstream import ConnectFailedError, ConnectionLostError
+from gateway.upstream.interface import ConnectFailedError, ConnectionLostError
 from tests.fakes.plane import TOKEN, WHOLE, Reply, stream
 from tests.unit.relay.test_fallback import ALLOW, SERVER, FallbackSettings, asked, two
 

@@ -6,9 +6,9 @@ import pytest
 from gateway.admission.events import EndpointId
 from gateway.app.reached import Reached
 from gateway.pools.directory import Directory, Endpoint
-from gateway.relay.asgi import Headers
-from gateway.relay.upstream import ConnectFailedError
+from gateway.server.asgi import Headers
 from gateway.tokens.engine_count import UnansweredError
+from gateway.upstream.interface import ConnectFailedError
 from tests.unit.app.configured import access
 
 ONE, TWO = (EndpointId(f"127.0.0.1:{port}") for port in (1, 2))

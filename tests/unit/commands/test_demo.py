@@ -15,7 +15,7 @@ from engine.cache import SetupError
 from engine.environment import Build
 from gateway.commands import demo as module
 from gateway.commands.demo import MODEL, QUESTION, DemoEngine, DemoError, demo, settings, vllm_settings
-from gateway.relay.server import PortTakenError
+from gateway.server.server import PortTakenError
 from tests.ports import free_port
 
 CHUNK = 'data: {{"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [{}]}}\n\n'

@@ -14,7 +14,7 @@ from gateway.config.settings import UpstreamSettings
 from gateway.endpoints import probe
 from gateway.endpoints.probe import Prober
 from gateway.endpoints.replies import NoReply, Reply
-from gateway.relay.question_transport import QuestionTransport
+from gateway.upstream.question_transport import QuestionTransport
 
 URL = "http://127.0.0.1:8001/"
 

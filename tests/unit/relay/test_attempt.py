@@ -8,7 +8,7 @@ from gateway.admission.snapshot import Turn
 from gateway.relay import attempt
 from gateway.relay.flights import Interruption
 from gateway.relay.heartbeat import comment
-from gateway.relay.upstream import ConnectFailedError, ConnectionLostError
+from gateway.upstream.interface import ConnectFailedError, ConnectionLostError
 from tests.fakes.plane import ASKED, DONE, LAST, STREAM, STREAMED, TOKEN, USED, WHOLE, FakePlane, Reply, stream
 from tests.fakes.vllm.shapes import BUSY, DEAD
 

@@ -5,8 +5,8 @@ import pytest
 
 from gateway.admission.events import Progress
 from gateway.relay import attempt
-from gateway.relay.asgi import Room
-from gateway.relay.upstream import UpstreamError
+from gateway.relay.payload import Room
+from gateway.upstream.interface import UpstreamError
 from gateway.wire.token_ids import IdsField
 from tests.fakes.plane import ASKED, DONE, LAST, TOKEN, USED, WHOLE, FakePlane, Reply, asked, error_of, stream, would
 

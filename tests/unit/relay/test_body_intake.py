@@ -4,9 +4,9 @@ import pytest
 
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import ServerSettings
-from gateway.relay.asgi import Room
 from gateway.relay.body_intake import read_request, read_within_limits
 from gateway.relay.exchange import RefusedError
+from gateway.relay.payload import Room
 
 LIMITS = ServerSettings(max_body_bytes=100_000, body_timeout=0.02, body_min_rate=7)
 LARGE = 2**16 + 1

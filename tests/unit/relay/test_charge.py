@@ -4,10 +4,10 @@ import pytest
 
 from gateway.admission.events import EndpointId
 from gateway.admission.outcomes import Outcome
-from gateway.relay.asgi import ClientGoneError
 from gateway.relay.charge import charged
 from gateway.relay.client_identity import Client
 from gateway.relay.exchange import Exchange, RefusedError
+from gateway.server.asgi import ClientGoneError
 from gateway.wire.usage import Usage
 from tests.fakes.plane import FakePlane
 

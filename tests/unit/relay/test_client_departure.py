@@ -3,8 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.relay.asgi import DIRECT, ClientGoneError
 from gateway.relay.client_departure import while_connected
+from gateway.server.asgi import DIRECT, ClientGoneError
 
 LEFT = {"type": "http.disconnect"}
 

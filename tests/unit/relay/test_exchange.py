@@ -11,9 +11,9 @@ from gateway.ops.pictures.digest import GAP_EDGES, Digest, Digests
 from gateway.relay.client_identity import Client
 from gateway.relay.exchange import Exchange, Reporter
 from gateway.relay.response import State
-from gateway.relay.upstream import ConnectionLostError
 from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
+from gateway.upstream.interface import ConnectionLostError
 from gateway.wire.request import Api
 from gateway.wire.usage import Usage
 from tests.clock import Clock

@@ -9,9 +9,9 @@ from gateway.admission.limits.limit import Exceeded, Limit, Limits
 from gateway.admission.limits.tenants import Tenants
 from gateway.admission.policy import Policy
 from gateway.config.settings import ServerSettings
-from gateway.relay.asgi import Room
 from gateway.relay.client_identity import Client, Clients
 from gateway.relay.explainer import RelayExplainer
+from gateway.relay.payload import Room
 from gateway.tokens.count import CountingOverloadedError, PromptCount, Source
 from gateway.tokens.features import Kind
 from gateway.wire.request import INLINE_BYTES, Api

@@ -8,9 +8,9 @@ from gateway.admission.outcomes import BEYOND_ITS_MODEL, Outcome
 from gateway.config.fallback import FallbackSettings
 from gateway.pools.directory import Endpoint
 from gateway.relay.fallback_server import Unwatched
-from gateway.relay.upstream import ConnectionLostError
 from gateway.tokens.count import CountingOverloadedError, PromptCount, Source
 from gateway.tokens.features import Kind
+from gateway.upstream.interface import ConnectionLostError
 from tests.fakes.plane import WHOLE, FakePlane, Reply, stream
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -264,7 +264,7 @@ async def test_a_large_body_is_there_again_for_the_other_model():
 async def test_no_memory_for_two_bodies_means_no_fallback(monkeypatch):
     plane = two()
     first, free = await occupy(plane)
-    monkeypatch.setattr("gateway.relay.asgi.Payload.keep_given", lambda _: False)
+    monkeypatch.setattr("gateway.relay.payload.Payload.keep_given", lambda _: False)
     assert (await plane.ask(asked(), **ALLOW).ended()).status == 429
     free.set()
     await first.ended()

@@ -5,7 +5,7 @@ import pytest
 import structlog
 
 from gateway.admission.events import EndpointId
-from gateway.relay.upstream import ConnectFailedError
+from gateway.upstream.interface import ConnectFailedError
 from tests.fakes.plane import LAST, TOKEN, WHOLE, Reply, stream
 from tests.unit.relay.test_fallback import ALLOW, SERVER, asked, error, occupy, two
 from tests.until import until

@@ -8,10 +8,10 @@ import pytest
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import Settings
 from gateway.relay import gateway as module
-from gateway.relay.asgi import Room
 from gateway.relay.client_identity import Client, Clients
 from gateway.relay.exchange import RefusedError
 from gateway.relay.gateway import Gateway
+from gateway.relay.payload import Room
 from gateway.wire.request import InvalidRequestError, relayed_model
 from tests.unit.relay.asking import Asking
 

@@ -8,7 +8,7 @@ from gateway.admission.events import EndpointId
 from gateway.admission.tuning import TUNING
 from gateway.pools.directory import StoredResponse
 from gateway.relay.client_identity import Client, Clients
-from gateway.relay.upstream import ConnectionLostError
+from gateway.upstream.interface import ConnectionLostError
 from gateway.wire.request import INLINE_BYTES
 from tests.fakes.plane import TOKEN, FakePlane, Reply, stream
 from tests.fakes.vllm.shapes import BUSY

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from gateway.relay.server import PortTakenError
 from gateway.serve.owner_socket import OwnerSocket, expect_free
+from gateway.server.server import PortTakenError
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
