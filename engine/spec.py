@@ -61,7 +61,7 @@ class EngineKind:
         share_of: The share of each of these GPUs' memory that it takes.
         filled: What to add to args, given the model, args, the cards, whether its user named them, and how many engines
             share them.
-        tuned: The spec with what kvgate chooses for its environment, and its bounds with what that allows.
+        tuned: Returns the spec with the environment variables that kvgate chose, and the bounds that follow from them.
         shortage: Why it does not fit beside what runs now, given kvgate's environment, the GPUs, and the machine's free
             bytes; None if it does.
         download: The download it may need first, given its environment.

@@ -113,7 +113,7 @@ def main() -> None:
 def _load_tests(wanted: set[str], folder: str, out: Path, rounds: int, seconds: float) -> None:
     of_engines, core = split_cores()
     with tempfile.TemporaryDirectory() as scratch, on_cores({core}):
-        python = _pinned(_said("-m", "engine.environment"), of_engines, Path(scratch, "python"))
+        python = _pinned(_said("-m", "engine.interpreter"), of_engines, Path(scratch, "python"))
         port = free_port()
         file, log = Path(scratch, "kvgate.yaml"), Path(scratch, "kvgate.log")
         models = [

@@ -23,7 +23,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from engine import guard
 from engine.demo_model import random_llama, smollm2
-from engine.environment import engine_python as ensure_engine_python
+from engine.interpreter import engine_python as ensure_engine_python
 from tests.ports import free_port
 
 # How long an example takes is the machine's affair: what hangs is ended by the time limit of its test. The suite draws

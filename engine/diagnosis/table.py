@@ -8,6 +8,7 @@ from engine.diagnosis.signs import (
     arguments,
     client,
     death,
+    installation,
     llama_server,
     memory,
     model_files,
@@ -19,6 +20,7 @@ from engine.diagnosis.signs import (
 
 SIGNS: tuple[Sign, ...] = (
     *arguments.SIGNS,
+    *installation.SIGNS,
     *memory.SIGNS,
     *model_files.SIGNS,
     *tokenizers.SIGNS,

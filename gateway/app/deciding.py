@@ -20,7 +20,7 @@ class DecidingProcess(ABC):
 
     @property
     def where(self) -> int | str:
-        """None: clients come to the fronts."""
+        """0: clients come to the fronts."""
         return 0
 
     @property

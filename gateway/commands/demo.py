@@ -14,8 +14,8 @@ from rich.console import Console
 
 from engine.cache import Progress
 from engine.demo_model import SMOLLM2_ARGS, smollm2, smollm2_gguf
-from engine.environment import Build, build_here, engine_python
 from engine.events import SupervisorEvent
+from engine.interpreter import Build, build_here, engine_python
 from engine.llama.program import llama_server
 from gateway.config.settings import LogSettings, Settings
 from gateway.ops.logs import configure

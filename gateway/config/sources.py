@@ -3,7 +3,6 @@
 import difflib
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from pydantic_settings.exceptions import SettingsError
 from gateway.config.discovery import DiscoverySettings
 from gateway.config.endpoint import EndpointSettings
 from gateway.config.fields import usable_key
+from gateway.config.secrets import shown
 from gateway.config.settings import Settings
 
 _PREFIX = "KVGATE_"
@@ -29,11 +29,8 @@ _NO_YAML = {
     ValueError: "a value is not what it looks like: put it in quotes",
 }
 """The default error for a file, if the parser names none."""
-_SHOWN_LENGTH = 60
 _MOST_BYTES = 2**20
 """Most bytes of a list of endpoints."""
-_SECRET_NAMES = frozenset({"key", "api_key", "admin_key", "env", "redis"})
-_USER_IN_URL = re.compile("(?:(?<=//)|(?<=^')).*@")
 _EXPECTED = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "expected a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "expected a number"),
@@ -136,28 +133,6 @@ def read_secret(value: SecretStr | None, file: Path | None) -> str | None:
         raise ConfigurationError(f"{file}: expected a key, this is not text") from None
     except ValueError as error:
         raise ConfigurationError(f"{file}: {error}") from None
-
-
-def redacted(settings: Settings, *, defaults: bool = True) -> dict[str, Any]:
-    """The settings as plain values, secrets as asterisks: all, or only those that differ from the defaults."""
-    return settings.model_dump(mode="json", exclude_defaults=not defaults)
-
-
-def revealed(settings: BaseModel) -> dict[str, Any]:
-    """Settings, or one section, as plain values including secrets: never for a log or a disk."""
-
-    def walk(value: Any) -> Any:
-        if isinstance(value, SecretStr):
-            return value.get_secret_value()
-        if isinstance(value, BaseModel):
-            return {name: walk(getattr(value, name)) for name in type(value).model_fields}
-        if isinstance(value, dict):
-            return {name: walk(inner) for name, inner in value.items()}
-        if isinstance(value, (tuple, list)):
-            return [walk(inner) for inner in value]
-        return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
-
-    return dict(walk(settings))
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -283,7 +258,7 @@ def _explain(fault: ErrorDetails, sources: Mapping[str, Mapping[str, Any]]) -> s
             message += f", as {example}"
     elif fault["type"] == "literal_error" and isinstance(fault["input"], bool):
         message += "; in YAML, a bare on, off, yes or no means true or false: put it in quotes"
-    return f"{key or 'settings'}{_shown(fault['input'], path)} ({where}): {message}"
+    return f"{key or 'settings'}{shown(fault['input'], path)} ({where}): {message}"
 
 
 def _example(path: Sequence[str | int], where: str, *, whole: bool = False) -> str:
@@ -349,12 +324,3 @@ def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
 def _suggest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean `{close[0]}`?" if close else f"; known here: {', '.join(known)}"
-
-
-def _shown(value: Any, path: Iterable[str | int]) -> str:
-    if isinstance(value, (Mapping, list, tuple, BaseModel)):
-        return ""  # whole sections may hold secrets
-    if _SECRET_NAMES.intersection(map(str, path)):
-        return " = ***"
-    text = _USER_IN_URL.sub("//***@", repr(value))
-    return f" = {text[:_SHOWN_LENGTH]}{'...' if len(text) > _SHOWN_LENGTH else ''}"

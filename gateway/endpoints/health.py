@@ -1,8 +1,8 @@
 """PURE. The health of an endpoint: a state machine that decides whether it takes traffic.
 
 Its events come from probes, from requests and from the operator. `TRANSITIONS` is the whole behaviour. First an event
-becomes a `Signal`, by what it means in the current state (a third missed probe, a rest that is over). Then the table
-gives the next state.
+becomes a `Signal`, by what it means in the current state (one missed probe too many, a rest that is over). Then the
+table gives the next state. How many are too many is a setting: `HealthSettings` in `config/settings.py`.
 
 A hung engine answers `/health` with 200 and its gauges stand still, so only work shows that it is back. kvgate sends no
 generation of its own. Any progress of the requests still on the engine brings it back at once. If all of them have been

@@ -13,7 +13,7 @@ class _Shown(BaseModel):
 
 
 class GateState(_Shown):
-    """Whether no rule closes the endpoint to every request, and the rules that do."""
+    """Whether the endpoint is open to requests, and else the rules that close it to every one."""
 
     open: bool
     reason: str | None = Field(None, description="Why it is closed; null while it is open.")

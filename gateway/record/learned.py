@@ -11,6 +11,7 @@ import msgspec
 import structlog
 
 from gateway.admission.events import Learned
+from gateway.runtime.private_file import open_private
 
 FORMAT = 1
 """Part of the file names: a file of another format is never read."""
@@ -66,7 +67,7 @@ class LearnedFiles:
         partial = file.with_suffix(f".{os.getpid()}")
         try:
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as kept:  # noqa: PTH123
+            with open_private(partial, "wb") as kept:
                 kept.write(msgspec.json.encode(learned))
             partial.replace(file)
         except OSError as error:

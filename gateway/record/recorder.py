@@ -10,6 +10,7 @@ import structlog
 from gateway.admission.commands import Command
 from gateway.admission.events import Event
 from gateway.record.lines import Changed, Dropped, Line, Opened, Started, encode, happened
+from gateway.runtime.private_file import open_private
 
 Record = Callable[[Event, float, Sequence[Command]], None]
 """Called with each event, its time and the core's commands."""
@@ -38,7 +39,7 @@ class Recorder:
 
     def __init__(self, file: Path, started: Started) -> None:
         self._path = file
-        self._file = file.open("ab+", buffering=0)
+        self._file = open_private(file, "ab+")
         self._lines: list[bytes] = []
         self._pending = 0
         """Bytes not written yet."""

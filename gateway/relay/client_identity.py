@@ -74,7 +74,7 @@ class Clients:
         return bool(self._by_digest)
 
     def named(self, flow: str) -> Client:
-        """The client of this name. One without a key may ask for the most urgent band."""
+        """The client of this name. A name without a configured key has the defaults: no limits, and any band."""
         return self._by_flow.get(flow) or Client(flow)
 
     def identify(self, scope: Scope) -> Client:

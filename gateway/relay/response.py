@@ -1,4 +1,7 @@
-"""The response to one request, as a state machine: what has left for the client, and so what may still be sent."""
+"""The response to one request, as a state machine: what has left for the client, and so what may still be sent.
+
+What an error looks like is in `wire/errors.py`.
+"""
 
 from collections.abc import Awaitable, Callable
 from enum import Enum, auto

@@ -1,14 +1,14 @@
-"""A bound on what all flows hold together, of which no flow can keep the others out."""
+"""One bound on what all flows hold together. While others hold some, a flow gets at most half of what they leave."""
 
 from collections import Counter
 from collections.abc import Callable
 
 
 class Shares:
-    """Amounts held by flow. A flow that is not alone gets at most half of what the others leave.
+    """Amounts held by flow.
 
     Args:
-        most: the bound in force on all amounts together. The first amount may be all of it.
+        most: the bound in force on all amounts together. A flow that is alone may hold all of it at once.
     """
 
     def __init__(self, most: Callable[[], int]) -> None:

@@ -16,10 +16,10 @@ from pydantic import SecretStr
 from engine.arguments import ArgumentError, Arguments
 from engine.cache import SetupError
 from engine.descent import family
-from engine.environment import has_package
 from engine.gpu import Gpu
 from engine.host_cores import cores
 from engine.host_memory import free_bytes
+from engine.interpreter import has_package
 from engine.kinds import kind_of
 from engine.llama.hub import is_on_hub
 from engine.llama.program import IN_PROCESS, llama_server

@@ -11,7 +11,7 @@ from itertools import chain, count
 from pathlib import Path
 
 from engine.assembly import assembled
-from engine.environment import engine_python
+from engine.interpreter import engine_python
 from engine.kinds import kind_of
 from engine.llama.program import llama_server
 from engine.nvml import gpus
@@ -24,8 +24,9 @@ from engine.vllm.kind import VLLM
 from gateway.app.chat_templates import template_of
 from gateway.config.endpoint import EndpointSettings
 from gateway.config.engine import EngineSettings, as_word, host_of
+from gateway.config.secrets import revealed
 from gateway.config.settings import ModelSettings, Settings
-from gateway.config.sources import ConfigurationError, revealed
+from gateway.config.sources import ConfigurationError
 from gateway.serve.adapters import UPDATING, modules, switches
 from gateway.serve.engine_setup import fitted, seats
 from gateway.serve.owner_socket import OwnerSocket

@@ -54,7 +54,7 @@ def alone(settings: Settings, listening: Sequence[int] = (), launched: Launched 
 
 
 def owner_process(settings: Settings, listening: int, fronts: int, launched: Launched) -> "OwnerProcess | Candidate":
-    """The owner of the decisions of so many fronts; in a tier, who may be that."""
+    """The process that decides for so many fronts; in a tier, a candidate for that."""
     if settings.tier.redis is not None:
         from gateway.app.candidate import Candidate  # noqa: PLC0415
 

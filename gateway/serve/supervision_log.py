@@ -11,6 +11,7 @@ from engine.diagnosis.sign import Diagnosis
 from engine.events import BecameReady, Crashed, GaveUp, LinePrinted, Overdue, SupervisorEvent
 from engine.loglines import parse
 from gateway.ops.logs import timestamp
+from gateway.runtime.private_file import open_private
 
 _ENGINE_LOG_BYTES = 16 * 2**20
 """Most bytes of a log file. The one before is kept as NAME.1."""
@@ -99,7 +100,7 @@ class EngineLog:
         """Append a line."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with self.path.open("ab", buffering=0) as file:
+            with open_private(self.path, "ab") as file:
                 file.write(f"{timestamp()} {line}\n".encode(errors="replace"))
                 size = file.tell()
             if size > _ENGINE_LOG_BYTES:

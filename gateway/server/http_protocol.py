@@ -45,7 +45,7 @@ STALLED = 60.0
 """Seconds a client may leave its data unread before its connection ends, in any phase, also after we closed our side.
 Like nginx's `send_timeout`. Over TCP the kernel sees to it."""
 _LARGE = 256 * 2**10
-"""Bytes of answers that every connection may leave unread: connections limit the sum."""
+"""Bytes of answers that each connection may leave unread beside `MOST_UNREAD`: the limit on connections bounds them."""
 MOST_UNREAD = 256 * 2**20
 """Bytes of answers, over all connections that leave more than that unread, which this process keeps for them."""
 _LINGER = 2.0

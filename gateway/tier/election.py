@@ -6,8 +6,8 @@ clock of Redis. An owner may decide for `Terms.term`, counted from before it ask
 only after it has seen, for the longer `Terms.patience`, that the owner did not ask again. So two never decide at once
 as long as Redis forgets nothing.
 
-The right to decide always ends at a time counted from before a question to Redis. A process that was stopped and goes
-on finds that time over, and asks before it decides again.
+The right to decide ends at a time counted from before the question to Redis, never from its answer. A process that was
+stopped and goes on finds that time over, and asks before it decides again.
 
 The table, `NEXT` (`-`: no change):
 

@@ -25,7 +25,7 @@ SHORTEST_KEY = 32
 TAG = 16
 """Bytes of a tag."""
 LONGEST_RECORD = 2**16 - 1
-"""Most bytes that a record carries: of what is not proven yet, no more than a record is ever kept."""
+"""Most bytes that a record carries. No more than one record is kept before its tag is checked."""
 LONGEST_CLAIM = 1024
 """Most bytes of a claim."""
 _PROOF = NONCE + TAG
@@ -47,7 +47,7 @@ class SharedKey:
         return blake2b(purpose.encode(), digest_size=32, key=self._root).digest()
 
     def digest(self, data: bytes) -> bytes:
-        """Equal for equal data. Only who has the key can try what data a digest is of."""
+        """Equal for equal data. Without the key nobody can test guesses of the data against it."""
         return blake2b(data, digest_size=16, key=self.derived("digests")).digest()
 
 

@@ -1,4 +1,4 @@
-"""The features of a request that engines of different versions and settings turn into different prompts."""
+"""The features of a request that engines turn into different prompts, by their version and settings."""
 
 from collections.abc import Mapping
 from enum import StrEnum

@@ -18,7 +18,7 @@ from gateway.wire.request import InvalidRequestError
 R = TypeVar("R")
 
 _LOOKS = 30
-"""How often a job is looked at in that time: it may take so much of it more."""
+"""Looks at a job within its limit, so that it overruns the limit by 1/30 at most."""
 
 
 class CallerLeftError(BaseException):

@@ -1,6 +1,7 @@
-"""The counting pool: runs counting off the event loop, bounded and fair by flow, large bodies in other processes.
+"""The counting pool: runs counting off the event loop, large bodies in other processes.
 
-Jinja and Python hold the GIL: a large body in a thread would stall the loop, and every stream with it.
+It is fair by flow, and bounds the bytes that wait and the memory of each process. `interruption.py` ends what takes too
+long. Jinja and Python hold the GIL: a large body in a thread would stall the loop, and every stream with it.
 """
 
 import asyncio
@@ -71,7 +72,7 @@ _AGAIN = 0.25
 
 
 QUICK = "quick"
-"""What work returns that a process may as well do right before its first job."""
+"""The result of work so cheap that a process may do it right before its first job, instead of in advance."""
 
 
 class WorkerDiedError(Exception):

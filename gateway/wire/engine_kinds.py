@@ -81,7 +81,7 @@ class EngineKind:
         over_length: what it does with a prompt that is too long.
         errors: what its errors mean.
         ill: what a 503 of its health route means, if `errors` does not say.
-        counts: whether its own routes count all that it serves, so that no tokenizer is missed.
+        counts: whether its own routes count every request that it serves, so that kvgate needs no tokenizer for it.
         overriding: fields in which it reads the output limit or the number of answers before those that an API has for
             them.
         ignored: fields of the output limit that it does not read.

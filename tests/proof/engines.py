@@ -25,7 +25,7 @@ import httpx
 
 from engine.demo_model import smollm2, smollm2_gguf
 from engine.descent import family
-from engine.environment import engine_python
+from engine.interpreter import engine_python
 from loadtests.provenance import provenance
 from tests.ports import free_port
 

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 import httpx
 
 from engine.demo_model import smollm2
-from engine.environment import engine_python
+from engine.interpreter import engine_python
 from engine.process import free_port
 from gateway.tokens.local_count import count_body
 from gateway.tokens.render import TokenizerSource

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from engine.environment import VLLM_VERSION, engine_python
+from engine.interpreter import VLLM_VERSION, engine_python
 from engine.plan.kv import Device, KvLayout
 from engine.plan.parameters import estimated
 from engine.plan.shape import ModelShape, UnknownShapeError

@@ -1,4 +1,4 @@
-"""PURE. Signs of launch arguments that contradict each other, the model or the machine.
+"""PURE. Signs of launch arguments that contradict each other, the model or the cards.
 
 Texts: vLLM 0.32 (`config/`, `engine/arg_utils.py`, `platforms/cuda.py`) and argparse.
 """
@@ -97,35 +97,5 @@ SIGNS = (
         r"No valid attention backend found for (?P<device>\S+)",
         "No attention backend of this vLLM can run the model on {device} with these arguments.",
         "Leave out --kv-cache-dtype and --block-size, or use a newer vLLM.",
-    ),
-    _sign(
-        "no compiler",
-        r"InvalidCxxCompiler|No working C\+\+ compiler found|Failed to find C compiler",
-        "vLLM compiles parts of the model here, and there is no C++ compiler.",
-        "Install one (apt-get install g++), or give --enforce-eager.",
-    ),
-    _sign(
-        "no vLLM",
-        r"No module named '?vllm\b",
-        "The interpreter has no vLLM.",
-        "Name one that has it, or let kvgate set up its own.",
-    ),
-    _sign(
-        "no device",
-        r"Failed to infer device type",
-        "vLLM found no GPU driver, and this build has nothing else to run on.",
-        "Check `nvidia-smi`; in a container give `--gpus all`; without a GPU use the CPU build.",
-    ),
-    _sign(
-        "driver too old",
-        r"The NVIDIA driver on your system is too old|CUDA driver version is insufficient",
-        "The NVIDIA driver is older than the CUDA this vLLM was built with.",
-        "Update the driver (`nvidia-smi` names its CUDA version), or use a vLLM built for it.",
-    ),
-    _sign(
-        "GPU not in the build",
-        r"no kernel image is available for execution on the device",
-        "This vLLM was not built for this GPU's architecture.",
-        "Use a build that names its compute capability (`nvidia-smi --query-gpu=compute_cap --format=csv`).",
     ),
 )

@@ -1,8 +1,8 @@
 """The rules by which an endpoint declines a request: one table, a row per rule, in the order of evaluation.
 
 Placement, the room that must become free before a request fits, the reasons of a closed endpoint, backfill and the
-documentation's table all come from this table. Endpoints that decline a head are kept for it: other lanes and less
-urgent bands do not get them, unless the rule throttles the head's flow.
+documentation's table all come from this table. An endpoint that declines a head is kept for it: other lanes and less
+urgent bands do not get it. A rule that throttles the head's flow keeps none.
 
 To add a rule, touch these, and run `make docs` for its documentation:
 
@@ -10,18 +10,19 @@ To add a rule, touch these, and run `make docs` for its documentation:
 - what it tells people to do, in `docs/symptoms.md` ("Requests wait though the cache has room");
 - its setting, if it has one: a field of `Policy` (`gateway/admission/policy.py`), which the rule reads from
   `ask.endpoint.policy`, and one of the same name and default in `AdmissionSettings` (`gateway/config/admission.py`). A
-  setting of each API key goes the way of `kv_share`: auth.py, admission.py and reloadable.py of `gateway/config`,
-  `app/owner.py`, and lines.py and replay.py of `gateway/record`;
+  setting for all is live with that; one of each API key goes the way of `kv_share`: auth.py, admission.py and
+  reloadable.py of `gateway/config`, `app/owner.py`, and lines.py and replay.py of `gateway/record`;
 - a case in `SAY_NO` (`tests/unit/admission/placing/test_rules.py`), where every row is tried. A rule with a setting
   also gets a policy in `POLICIES` (`tests/property/test_admission.py`), which holds it to the core's invariants.
 
 A rule that throttles a flow has `after=Next.OTHER_FLOWS`: the flow is set aside, and no endpoint is kept for it. Such a
-rule stands at the top of the table: below a rule that keeps endpoints it would come too late. Its `in_force` names its
-setting. It may read `ask.request` (None if none is asked for), `ask.endpoint.policy` and `ask.endpoint.usage(ask.now)`
-(None if unknown), but not what `Ask.measure` sets. It leaves `idle` False if others can make it decline, as by traffic
-that does not go through kvgate: on an endpoint without requests of ours the flow would wait for ever. While such a rule
-is in force, no arrival goes past the empty queue (`AdmissionController._bypass_queue`). `share`, the last row,
-is the one rule that throttles a flow from the bottom of the table: it declines only what every other row lets go.
+rule stands at the top of the table: below a rule that keeps endpoints it would come too late. `closes` and `lasts` stay
+False. Its `in_force` names its setting. It may read `ask.request` (None if none is asked for), `ask.endpoint.policy`
+and `ask.endpoint.usage(ask.now)` (None if unknown), but not what `Ask.measure` sets. It leaves `idle` False if traffic
+that does not go through kvgate can make it decline: on an endpoint without requests of ours the flow would wait for
+ever. While such a rule is in force, no arrival goes past the empty queue (`AdmissionController._bypass_queue`).
+`share`, the last row, is the one rule that throttles a flow from the bottom of the table: it declines only what every
+other row lets go.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -123,8 +124,8 @@ class Rule:
         in_force: Whether it can decline anything under a policy. Asked of the top rows, which throttle a flow: without
             one in force, the core spares all work for flows that are set aside.
         idle: Whether the rule also applies to an endpoint without requests of ours. Other rules do not apply there: a
-            request over a limit would wait for ever. One that measures applies there only where requests hold their
-            whole limit: such an engine may fail the requests of others for one of ours, but does not preempt.
+            request over a limit would wait for ever. One that measures applies there only if the engine reserves a
+            request's whole limit: it never preempts, and could fail other clients' requests to make room for ours.
         measures: Whether the rule needs `Ask.measure`. Skipped while the size of the KV cache is unknown.
         spares: Whether it also declines where the engine may not work: on trial, failing or cold. Observe mode goes by
             it, too, if another endpoint is there. A row that measures cannot have it.
@@ -392,8 +393,8 @@ def may_fit(endpoint: EndpointRecord, now: float) -> bool:
 def all_closed_until(endpoints: Iterable[EndpointRecord], now: float) -> float:
     """Time up to which each endpoint declines all requests alike; -infinity if one may take somebody now.
 
-    Alike: nobody may be offered next. The top rows are not asked. If the result is after `now`, neither progress nor
-    time opens one before it.
+    Alike: nobody may be offered next. The throttling rows are left out. If the result is after `now`, no endpoint opens
+    before it, whatever progress is made.
     """
     until = inf
     for endpoint in endpoints:

@@ -18,7 +18,7 @@ from gateway.admission.tuning import TUNING
 MAX_IDLE_BANDS = 64
 """Most idle bands whose flows are remembered: those that became idle last."""
 MAX_ASIDE = 64
-"""Most flows set aside in a lane, each tried again at every offer. The next throttled flow ends the lane's offer."""
+"""Most flows that a lane sets aside in one offer; each is tried again at the next. One more ends the lane's offer."""
 DEFAULTS = Band()
 
 
@@ -75,8 +75,8 @@ class Queue:
 
     A throttled flow's requests in a lane are set aside until the next offer. Other flows have their turns, start, and
     are told what is ahead of them as if these requests did not wait. The throttled flow loses the turns that pass
-    meanwhile. Otherwise its counter would lag without bound: when the throttle ends, it would go before all that wait,
-    and so would every new flow, which starts beside it.
+    meanwhile. If it kept them, its counter would fall behind without bound. When the throttle ends it would go before
+    everyone, and so would every new flow, which starts at the lowest counter.
 
     `cost` and `size` of a request must not change while it waits.
     """
@@ -181,9 +181,9 @@ class Queue:
     def displaced_by(self, request: RequestRecord, bounds: QueueBounds) -> RequestRecord | None:
         """The request that gives up its place in a full queue for another; never one with a promise.
 
-        It is the last of the flow that fills the most of the queue: in the least urgent band, if that is less urgent
-        than its own, else in its own band if that flow fills more than its own flow would. A request that comes back
-        for an earlier turn takes the place of a later one of its flow, too.
+        If a less urgent band has requests, it is in the least urgent one: the last of the flow that fills most of it.
+        Otherwise it is in the new request's band, if another flow would still fill more of it than the request's own.
+        A request that comes back for an earlier turn takes the place of a later one of its flow, too.
         """
         for band in reversed(self._order):
             if band.number < request.arrival.band:

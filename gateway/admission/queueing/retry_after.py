@@ -42,7 +42,7 @@ class RetryAfter:
     def _pressure(self, request: RequestRecord, outcome: Outcome, now: float) -> Pressure | None:
         """Load ahead of a refused request; None if no turn can be kept for it.
 
-        Its wait counts up to its queue budget: the requests beyond that will be refused, too.
+        Its wait is capped at its queue budget, as requests further back will be refused, too.
         """
         rate = self._waits.rate(now) if outcome in FOR_WANT_OF_ROOM and request.arrival.key else None
         if not rate:

@@ -1,4 +1,7 @@
-"""The predicted and the allowed waits of requests. `retry_after.py` says when a refused one should come back."""
+"""The waits of requests, predicted and allowed, and the bounds of the queue.
+
+`retry_after.py` says when a refused request should come back.
+"""
 
 from math import inf
 

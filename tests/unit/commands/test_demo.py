@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from engine.cache import SetupError
-from engine.environment import Build
+from engine.interpreter import Build
 from gateway.commands import demo as module
 from gateway.commands.demo import MODEL, QUESTION, DemoEngine, DemoError, demo, settings, vllm_settings
 from gateway.server.server import PortTakenError

@@ -21,7 +21,7 @@ from loadtests.proof import COSTS, LOAD_TESTS, MODEL, OTHERS
 from loadtests.run import parse
 
 URLS = {"direct": "http://127.0.0.1:1", "limited": "http://127.0.0.1:2"}
-SAID = {"engine.demo_model": "/models/random", "engine.environment": sys.executable}
+SAID = {"engine.demo_model": "/models/random", "engine.interpreter": sys.executable}
 
 
 class Starting(BaseHTTPRequestHandler):

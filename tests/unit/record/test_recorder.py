@@ -1,4 +1,5 @@
 import errno
+import stat
 
 import pytest
 
@@ -24,6 +25,7 @@ async def test_pools_are_told_apart_and_all_is_there_in_the_end(file):
     two(Tick(), 2.0, [])
     await recorder.close()
     one(Tick(), 3.0, [])
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600  # it names tenants
     start, *lines = read(file)
     assert start == START
     assert lines[:2] == [Opened(1, "a"), Opened(2, "b")]

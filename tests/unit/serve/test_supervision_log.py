@@ -2,6 +2,7 @@
 
 import io
 import json
+import stat
 
 import pytest
 import structlog
@@ -79,6 +80,7 @@ def test_an_engines_log_is_bounded_and_the_part_before_is_kept(monkeypatch, tmp_
     numbers = [int(line.rpartition(" ")[2]) for lines in kept for line in lines]
     assert numbers == list(range(numbers[0], 200))
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2100
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o600}
 
 
 def test_the_last_words_are_why_the_way_out_and_where_to_read_on(told, tmp_path):

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from engine import environment
+from engine import interpreter as module
 from engine.cache import MARKER, SetupError, StepError
-from engine.environment import TORCH_CPU_INDEX, VLLM_VERSION, Build, engine_python, has_package
 from engine.gpu import Gpu
+from engine.interpreter import TORCH_CPU_INDEX, VLLM_VERSION, Build, engine_python, has_package
 
 Steps = list[list[str]]
 NO_TORCH = "ERROR: Could not find a version\nERROR: No matching distribution found for torch==2.13.0+cpu"
@@ -27,9 +27,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Steps]:
                 raise StepError(output)
             return ""
 
-        monkeypatch.setattr(environment, "run_step", run)
-        monkeypatch.setattr(environment, "gpus", lambda: gpus)
-        monkeypatch.setattr(environment, "require_space", lambda *_: None)
+        monkeypatch.setattr(module, "run_step", run)
+        monkeypatch.setattr(module, "gpus", lambda: gpus)
+        monkeypatch.setattr(module, "require_space", lambda *_: None)
         return ran
 
     return pretend
