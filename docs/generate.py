@@ -4,7 +4,7 @@ import io
 import sys
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -39,9 +39,8 @@ from gateway.ops.pictures.picture import (
     Split,
 )
 from gateway.relay.routes import NOT_SERVED, ROUTES, Action
-from gateway.tokens.fields import PROMPT_FIELDS, Use
 from gateway.wire.errors import REFUSALS
-from gateway.wire.request import Api
+from gateway.wire.fields import FIELDS, Api, Use
 
 _HERE = Path(__file__).parent
 _CONFIGURATION = _HERE / "configuration.md"
@@ -196,11 +195,23 @@ def interface() -> str:
         *_events(),
         "## Fields that bring a prompt",
         "",
-        "Every field of vLLM 0.32's requests that brings a prompt, or changes what becomes of it.",
+        "Every field of each kind's requests that brings a prompt, or changes what becomes of it. What a kind does not",
+        "read does not count there, and what kinds of one model treat in different ways is estimated. A field that is",
+        "refused is so whichever kind answers. ([Where this comes from](engines.md#fields-of-a-request).)",
         "",
-        "| API | counted as the engine counts | counted by the engine | estimated | refused |",
-        "|---|---|---|---|---|",
-        *(_uses(api) for api in Api),
+        "| engine | API | counted as the engine counts | counted by the engine | estimated | refused |",
+        "|---|---|---|---|---|---|",
+        *(_uses(kind, api) for kind, fields in FIELDS.items() for api in fields.prompt),
+        "",
+        "## Fields that decide what else is accounted for",
+        "",
+        "A limit that an engine reads before the others is refused where it answers, and for a server elsewhere; in the",
+        "APIs that have it, `max_completion_tokens` is not. An adapter is refused to a key that may use only some models.",
+        "Prompts that differ in a field that keeps them apart share no prefix.",
+        "",
+        "| engine | limits | limits that are refused | adapters | `priority` | keeps prompts apart |",
+        "|---|---|---|---|---|---|",
+        *(_others(kind) for kind in FIELDS),
         "",
         "## Edits of the body",
         "",
@@ -238,11 +249,20 @@ def interface() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _uses(api: Api) -> str:
-    columns = (
-        ", ".join(f"`{name}`" for name, use in PROMPT_FIELDS[api].items() if use is column) or "-" for column in Use
-    )
-    return f"| {api} | {' | '.join(columns)} |"
+def _uses(kind: str, api: Api) -> str:
+    uses = (Use.COUNTED, Use.ENGINE, Use.ESTIMATED, Use.REFUSED)
+    return f"| {kind} | {api} | {' | '.join(_named(FIELDS[kind].prompt[api], use) for use in uses)} |"
+
+
+def _others(kind: str) -> str:
+    fields = FIELDS[kind].others
+    columns = [_named(fields, use) for use in (Use.LIMIT, Use.OVERRIDING, Use.ADAPTER)]
+    columns += [fields.get("priority", "-"), _named(fields, Use.APART)]
+    return f"| {kind} | {' | '.join(columns)} |"
+
+
+def _named(fields: Mapping[str, Use], use: Use) -> str:
+    return ", ".join(f"`{name}`" for name, its in fields.items() if its is use) or "-"
 
 
 def diagnosis() -> str:

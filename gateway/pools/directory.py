@@ -19,6 +19,7 @@ from gateway.pools.retry_budget import RetryBudget
 from gateway.runtime.places import Places
 from gateway.tokens.counter import ModelCounter
 from gateway.wire.engine_kinds import KINDS, VLLM, EngineKind, KvOut
+from gateway.wire.fields import Use, named, unread_limits
 
 _REMEMBERED_RESPONSES = 10_000
 _LONGEST_ID = 256
@@ -130,14 +131,14 @@ class Pool:
         """Every name a client may use, its own first."""
         self.max_model_len = max([identity.max_model_len for identity in self.identities], default=0)
         """The longest length any of its endpoints takes, in tokens."""
-        kinds = [KINDS[identity.kind] for identity in self.identities]
-        self.overriding = frozenset[str]().union(*(kind.overriding for kind in kinds))
-        """The fields in which some endpoint reads limits that its API does not have; see `EngineKind.overriding`."""
-        self.ignored = frozenset[str]().union(*(kind.ignored for kind in kinds))
+        kinds = {identity.kind for identity in self.identities}
+        self.overriding = frozenset[str]().union(*(named(Use.OVERRIDING, kind) for kind in kinds))
+        """The fields in which some endpoint reads limits that its API does not have."""
+        self.ignored = frozenset[str]().union(*map(unread_limits, kinds))
         """The fields of the output limit that some endpoint does not read."""
-        self.caseless = any(kind.caseless for kind in kinds)
+        self.caseless = any(KINDS[kind].caseless for kind in kinds)
         """Whether some endpoint takes the name of a field for the same in any case of its letters."""
-        self.takes_band = all(kind.takes_band for kind in kinds)
+        self.takes_band = not any(named(Use.DROPPED, kind) for kind in kinds)
         """Whether every endpoint may get a request's band as its `priority`."""
 
     def flow_of(self, name: str | None) -> str | None:

@@ -144,13 +144,15 @@ def refuse_background(request: GenerationRequest) -> None:
         raise RefusedError(Outcome.FORBIDDEN_FIELD, message, "background")
 
 
-def refuse_adapter(client: Client, request: GenerationRequest) -> None:
+def refuse_adapter(client: Client, name: str | None) -> None:
     """Refuse an adapter that `model` does not name to a client that may use only some models: it would be none of them.
+
+    `name`: of the field in which the client asks for one.
 
     Raises:
         RefusedError: it asks for one.
     """
-    if (name := request.adapter_field) is not None and client.models is not None:
+    if name is not None and client.models is not None:
         message = f"`{name}` cannot be used with this key: it may use only some models. Name one of them in `model`."
         raise RefusedError(Outcome.FORBIDDEN_FIELD, message, name)
 

@@ -72,7 +72,7 @@ class RelayExplainer:
         if pool is None:
             raise unknown_model(plane, request.model)
         permit(client, pool, request.model)
-        refuse_adapter(client, request)
+        refuse_adapter(client, request.adapter_field)
         refuse_background(request)
         if pool.caseless:
             await check_names(plane, _FLOW, body)

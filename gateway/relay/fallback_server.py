@@ -21,7 +21,7 @@ from gateway.relay.headers import towards_elsewhere
 from gateway.relay.plane import Plane
 from gateway.server.asgi import Headers
 from gateway.upstream.interface import Answer, Upstream, UpstreamError
-from gateway.wire.engine_kinds import KINDS
+from gateway.wire.fields import Use, named
 from gateway.wire.request import Api, Edits
 
 _OK = 200
@@ -30,7 +30,7 @@ _ABOUT_BODY = frozenset({b"content-type", b"content-length", b"cache-control"})
 _BYTES_PER_TOKEN = 4
 _LONGEST_ANSWER = 2**20
 """Tokens: more are charged to nobody, whatever its `usage` says."""
-_READ_SOMEWHERE = frozenset[str]().union(*(kind.overriding for kind in KINDS.values()))
+_READ_SOMEWHERE = named(Use.OVERRIDING)
 """Fields that some engine reads in place of an API's own: which one is elsewhere is not known."""
 _log = structlog.get_logger("kvgate.relay")
 
@@ -125,7 +125,7 @@ async def answer_elsewhere(plane: Plane, asked: Asked, server: Endpoint, pool: P
     exchange, payload, request, client = asked.exchange, asked.payload, asked.request, asked.client
     refuse_background(request)
     refuse_overriding(_READ_SOMEWHERE, request)
-    refuse_adapter(client, request)
+    refuse_adapter(client, request.adapter_field)
     await check_names(plane, client.flow, payload.data)
     most = limit(client, request, client.max_tokens or _LONGEST_ANSWER)
     if most is None and client.max_tokens is not None and request.limits_twice:

@@ -6,7 +6,8 @@ from typing import Any
 from gateway.admission.outcomes import Outcome
 from gateway.relay.routes import ROUTES, Action, Route
 from gateway.wire.errors import REFUSALS
-from gateway.wire.request import MAX_TOKENS_FIELDS, REFUSED_FIELDS, Api
+from gateway.wire.fields import MAX_TOKENS_FIELDS, REFUSED_FIELDS
+from gateway.wire.request import Api
 
 Document = dict[str, Any]
 

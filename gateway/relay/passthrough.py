@@ -11,6 +11,7 @@ from gateway.config.settings import Settings
 from gateway.pools.directory import Endpoint, Pool
 from gateway.relay.body_parsing import read
 from gateway.relay.charge import charged
+from gateway.relay.demand import refuse_adapter
 from gateway.relay.destination import find_pool, retry_after, wait_for_endpoint
 from gateway.relay.editing import check_names
 from gateway.relay.exchange import Exchange, RefusedError
@@ -24,7 +25,7 @@ from gateway.upstream.interface import Answer, UpstreamError
 from gateway.wire.engine_kinds import Meaning
 from gateway.wire.form import form_model, is_form
 from gateway.wire.passing_usage import PassingUsage
-from gateway.wire.request import relayed_model
+from gateway.wire.request import Relayed, relayed
 from gateway.wire.stream import error_message
 
 _TRIES = 2
@@ -50,15 +51,19 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload
         RefusedError: it ends with an error.
     """
     kind = header(scope, b"content-type") or b""
-    name = None
+    request = Relayed(None)
     if scope["method"] == "GET":
         pass
     elif is_form(kind):
-        name = await read(plane.counting, exchange.flow, form_model, payload.data, kind)
+        request = Relayed(await read(plane.counting, exchange.flow, form_model, payload.data, kind))
     else:
-        name = await read(plane.counting, exchange.flow, relayed_model, payload.data)
-    size = len(payload.data)
+        request = await read(plane.counting, exchange.flow, relayed, payload.data)
+    name, size = request.model, len(payload.data)
+    refuse_adapter(exchange.client, request.adapter_field)
     pool = await find_pool(plane, exchange, name, size)
+    if request.priority and not pool.takes_band:
+        message = "`priority` cannot be used here: the engine would take the highest first."
+        raise RefusedError(Outcome.FORBIDDEN_FIELD, message, "priority")
     if pool.caseless and scope["method"] != "GET" and not is_form(kind):
         await check_names(plane, exchange.flow, payload.data)
     estimated = 0 if is_form(kind) else size // _BYTES_PER_TOKEN  # a form has a recording, whose bytes are no tokens

@@ -45,7 +45,7 @@ async def prepare(plane: Plane, asked: Asked, pool: Pool) -> Work:
     """
     exchange, client, payload = asked.exchange, asked.client, asked.payload
     request, size = structs.replace(asked.request, body=payload.data), len(payload.data)
-    refuse_adapter(client, request)
+    refuse_adapter(client, request.adapter_field)
     try:
         refuse_background(request)
     except RefusedError as refused:

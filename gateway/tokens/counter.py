@@ -19,6 +19,7 @@ from gateway.tokens.count import (
 from gateway.tokens.drift import LIMIT, WINDOW, Drift, DriftWatch, Part
 from gateway.tokens.engine_count import EngineCounter, QuestionRefusedError, RouteMissingError, Target
 from gateway.tokens.features import ALL, Feature, Kind
+from gateway.tokens.fields import OURS
 from gateway.tokens.hand_over import PROBED, HandOver
 from gateway.tokens.interruption import TooMuchHereError, limited
 from gateway.tokens.loading import Tokenizers
@@ -71,6 +72,8 @@ class _Trust:
     """The features of requests that must not be counted here."""
     excludes_unused: bool
     """Whether all of these endpoints leave out tools that the model may not use."""
+    kinds: frozenset[str]
+    """The kinds of the endpoints that are up."""
 
 
 class ModelCounter:
@@ -133,6 +136,8 @@ class ModelCounter:
         self._hand_over = HandOver(model, engine, on_refusal, chance)
         self._hand_over_from = hand_over_from
         self._reports: dict[str, ParityReport] = {}
+        self._kinds = OURS
+        """The kinds of the endpoints that were up last."""
         self._trusts: dict[tuple[Api, frozenset[str]], _Trust] = {}
         """What follows from the reports and drifts for the endpoints that are up, until one of them changes."""
         self._key = key or new_key()
@@ -175,11 +180,12 @@ class ModelCounter:
             except (RouteMissingError, NeedsEngineError):
                 raise UncountedError from None
 
-        made = probes(self._model)
-        excludes = await self._excludes_unused(made, by_engine)
+        made, kinds = probes(self._model), frozenset({target.kind.name})
+
+        excludes = await self._excludes_unused(made, by_engine, kinds)
 
         async def here(probe: Probe) -> int | None:
-            return await self._probe_here(probe, excludes_unused=excludes)
+            return await self._probe_here(probe, kinds, excludes_unused=excludes)
 
         report = replace(await compare(made, here, by_engine), excludes_unused=excludes)
         if target.kind is not VLLM:
@@ -287,7 +293,6 @@ class ModelCounter:
                     max_model_len,
                     trust.distrusted,
                     size=request.counted_bytes,
-                    excludes_unused=trust.excludes_unused,
                     ids_from=self._hand_over_from() if taken else None,
                 )
                 return PromptCount(counted.prompts, Source.LOCAL, counted.kind, counted.prefix, counted.ids)
@@ -333,15 +338,21 @@ class ModelCounter:
         distrusted: frozenset[Feature] = frozenset(),
         *,
         size: int,
+        kinds: frozenset[str] | None = None,
         excludes_unused: bool | None = None,
         ids_from: int | None = None,
     ) -> Counted:
         if self._source is None:
             raise NeedsEngineError(self._unavailable)
-        if excludes_unused is None:
-            excludes_unused = self._trust(api).excludes_unused
-        given = (self._source, api, body, max_model_len, distrusted)
-        work = functools.partial(count_body, *given, excludes_unused=excludes_unused, key=self._key, ids_from=ids_from)
+        trust = self._trust(api)
+        work = functools.partial(
+            count_body,
+            *(self._source, api, body, max_model_len, distrusted),
+            kinds=trust.kinds if kinds is None else kinds,
+            excludes_unused=trust.excludes_unused if excludes_unused is None else excludes_unused,
+            key=self._key,
+            ids_from=ids_from,
+        )
         return await self._do(flow, api, body, size, work)
 
     async def _do(self, flow: str, api: Api, body: bytes, size: int, work: Callable[[], R]) -> R:
@@ -400,7 +411,7 @@ class ModelCounter:
         counted = await self._do(flow, request.api, body, request.counted_bytes, estimate)
         return PromptCount(counted.prompts, Source.BOUND if at_most else Source.ESTIMATE, counted.kind)
 
-    async def _probe_here(self, probe: Probe, *, excludes_unused: bool) -> int | None:
+    async def _probe_here(self, probe: Probe, kinds: frozenset[str], *, excludes_unused: bool) -> int | None:
         try:
             counted = await self._here(
                 _PROBING,
@@ -408,6 +419,7 @@ class ModelCounter:
                 probe.body,
                 MAX_MODEL_LEN,
                 size=len(probe.body),
+                kinds=kinds,
                 excludes_unused=excludes_unused,
             )
             return sum(counted.prompts)
@@ -427,12 +439,12 @@ class ModelCounter:
             return []
         return msgspec.json.decode(counted.ids, type=list[int])
 
-    async def _excludes_unused(self, made: tuple[Probe, ...], by_engine: Count) -> bool:
+    async def _excludes_unused(self, made: tuple[Probe, ...], by_engine: Count, kinds: frozenset[str]) -> bool:
         """Whether an engine leaves out tools that the model may not use."""
         probe = next(probe for probe in made if probe.feature is Feature.UNUSED_TOOLS)
         try:
             there = await by_engine(probe)
-            left, kept = [await self._probe_here(probe, excludes_unused=excludes) for excludes in (True, False)]
+            left, kept = [await self._probe_here(probe, kinds, excludes_unused=excludes) for excludes in (True, False)]
         except UncountedError:
             return False
         return there == left != kept
@@ -445,7 +457,9 @@ class ModelCounter:
             reports = {url: self._reports[url] for url in up if url in self._reports}
             doubted = self._drift.doubted(api).union(*(report.distrusted(api) for report in reports.values()))
             excludes = bool(reports) and all(report.excludes_unused for report in reports.values())
-            found = _Trust(tuple(reports), ALL if self._unavailable else doubted, excludes)
+            # While none is up, another of its kind is waited for.
+            self._kinds = frozenset(target.kind.name for target in self._engine.targets()) or self._kinds
+            found = _Trust(tuple(reports), ALL if self._unavailable else doubted, excludes, self._kinds)
             if len(self._trusts) >= _MOST_TRUSTS:  # endpoints come and go
                 self._trusts.clear()
             self._trusts[api, up] = found

@@ -1,123 +1,73 @@
-"""The fields of vLLM's requests that can carry prompt content, and what kvgate does with each.
+"""The reading of a request's fields as its engines do: `gateway.wire.fields` has the table of each kind."""
 
-`tests/integration/test_request_fields.py` reads vLLM's own models and fails on a field that is in neither table.
-"""
-
-from collections.abc import Mapping
-from enum import StrEnum
+import functools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gateway.tokens.messages import NeedsEngineError, NotCountableError
-from gateway.wire.request import Api
+from gateway.tokens.messages import Json, NeedsEngineError, NotCountableError
+from gateway.wire.engine_kinds import KINDS, VLLM
+from gateway.wire.fields import FIELDS, Api, Use
+
+OURS = frozenset({VLLM.name})
+"""The kinds of the engines whose reading is ours where nothing else is known."""
 
 
-class Use(StrEnum):
-    """The treatment of a field."""
-
-    COUNTED = "counted"
-    """Read, and counted as the engine counts it."""
-    ENGINE = "counted by the engine"
-    ESTIMATED = "estimated"
-    """Only the engine knows its tokens, and has no counting route for it."""
-    REFUSED = "refused"
-    """Refused with 400 (`gateway.wire.request.REFUSED_FIELDS`)."""
+def prompt_fields(kind: str, api: Api) -> Mapping[str, Use]:
+    """The fields that decide a prompt."""
+    return FIELDS[kind].prompt.get(api) or FIELDS[VLLM.name].prompt[api]
 
 
-_CONVERSATION = {
-    "messages": Use.COUNTED,
-    "tool_choice": Use.COUNTED,
-    "add_generation_prompt": Use.COUNTED,
-    "continue_final_message": Use.COUNTED,
-    "add_special_tokens": Use.COUNTED,
-    "documents": Use.COUNTED,
-    "reasoning_effort": Use.COUNTED,
-    "truncate_prompt_tokens": Use.COUNTED,
-    "chat_template_kwargs": Use.COUNTED,
-    "media_io_kwargs": Use.ENGINE,
-    "mm_processor_kwargs": Use.ENGINE,
-    "chat_template": Use.REFUSED,
-    "kv_transfer_params": Use.REFUSED,
-}
-
-PROMPT_FIELDS: dict[Api, dict[str, Use]] = {
-    Api.CHAT: _CONVERSATION | {"tools": Use.COUNTED},
-    Api.BATCH: _CONVERSATION,
-    Api.COMPLETIONS: {
-        "prompt": Use.COUNTED,
-        "add_special_tokens": Use.COUNTED,
-        "truncate_prompt_tokens": Use.COUNTED,
-        "suffix": Use.ESTIMATED,
-        "prompt_embeds": Use.REFUSED,
-        "kv_transfer_params": Use.REFUSED,
-    },
-    Api.RESPONSES: {
-        "input": Use.COUNTED,
-        "instructions": Use.COUNTED,
-        "tools": Use.COUNTED,
-        "tool_choice": Use.COUNTED,
-        "reasoning": Use.COUNTED,
-        "truncation": Use.COUNTED,
-        "chat_template_kwargs": Use.COUNTED,
-        "media_io_kwargs": Use.ENGINE,
-        "mm_processor_kwargs": Use.ENGINE,
-        "previous_response_id": Use.ESTIMATED,
-        "prompt": Use.ESTIMATED,
-        "previous_input_messages": Use.REFUSED,
-        "kv_transfer_params": Use.REFUSED,
-    },
-    Api.MESSAGES: {
-        "messages": Use.COUNTED,
-        "system": Use.COUNTED,
-        "tools": Use.COUNTED,
-        "tool_choice": Use.COUNTED,
-        "thinking": Use.COUNTED,
-        "output_config": Use.COUNTED,
-        "chat_template_kwargs": Use.COUNTED,
-        "kv_transfer_params": Use.REFUSED,
-    },
-}
-"""The fields of each API that decide its prompt."""
-
-OTHER_FIELDS = frozenset(
-    {
-        # The model, the caller and the handling.
-        "model", "user", "metadata", "priority", "request_id", "session_id", "service_tier", "store", "background",
-        "cache_salt", "prompt_cache_key", "vllm_xargs", "ec_transfer_params",
-        # Sampling, and the number of tokens.
-        "n", "best_of", "use_beam_search", "max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens",
-        "max_tool_calls", "parallel_tool_calls", "temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty",
-        "presence_penalty", "repetition_penalty", "repetition_detection", "length_penalty", "early_stopping",
-        "logit_bias", "allowed_token_ids", "bad_words", "stop", "stop_sequences", "stop_token_ids", "ignore_eos",
-        "thinking_token_budget", "watermarking", "response_format", "structured_outputs", "guided_decoding_backend",
-        "text",
-        # The content of the answer.
-        "stream", "stream_options", "stream_interval", "echo", "logprobs", "top_logprobs", "logprob_token_ids",
-        "prompt_logprobs", "include", "include_reasoning", "include_stop_str_in_output", "skip_special_tokens",
-        "spaces_between_special_tokens", "return_tokens_as_token_ids", "return_token_ids", "return_token_offsets",
-        "return_prompt_text", "routed_experts_prompt_start", "mm_payload", "return_mm_kwargs",
-        "enable_response_messages",
-        # The end at which a prompt is cut: its length is the same.
-        "truncation_side",
-    }
-)  # fmt: skip
-"""All other fields. `response_format` enters the prompts only of models that the engine counts (Kimi K3): see
-`gateway.tokens.local_count.engine_work`."""
+@functools.cache
+def _otherwise(api: Api, kinds: frozenset[str]) -> tuple[tuple[str, Use | None], ...]:
+    """The fields that are not just counted: None for those that no engine of these kinds reads."""
+    tables = [prompt_fields(kind, api) for kind in kinds]
+    names = {name for table in (*tables, prompt_fields(VLLM.name, api)) for name in table}
+    found = {name: {table.get(name) for table in tables} for name in sorted(names)}
+    uses = {name: of.pop() if len(of) == 1 else Use.ESTIMATED for name, of in found.items()}
+    return tuple((name, use) for name, use in uses.items() if use is not Use.COUNTED)
 
 
-_UNCOUNTED = {
-    api: [(name, use) for name, use in uses.items() if use is not Use.COUNTED] for api, uses in PROMPT_FIELDS.items()
-}
-
-
-def set_aside(api: Api, fields: Mapping[str, Any]) -> None:
-    """Raise for a request with a field that cannot be counted here.
+def as_read(api: Api, fields: Json, kinds: frozenset[str] = OURS) -> Json:
+    """The fields of a request without those for its prompt that no engine of these kinds reads.
 
     Raises:
-        NotCountableError: no counting route takes the field either.
+        NotCountableError: no counting route takes a field either, or the kinds treat it in different ways.
         NeedsEngineError: the engine can count it.
     """
-    given = {use: name for name, use in _UNCOUNTED[api] if fields.get(name) is not None}
-    if name := given.get(Use.ESTIMATED):
-        raise NotCountableError(f"the request sets {name}")
-    if name := given.get(Use.ENGINE):
-        raise NeedsEngineError(f"the request sets {name}")
+    given = {name: use for name, use in _otherwise(api, kinds) if fields.get(name) is not None}
+    for name, use in given.items():
+        if use is Use.ESTIMATED:
+            raise NotCountableError(f"the request sets {name}")
+    for name, use in given.items():
+        if use is Use.ENGINE:
+            raise NeedsEngineError(f"the request sets {name}")
+    unread = [name for name, use in given.items() if use is None]
+    if any(KINDS[kind].caseless for kind in kinds) and any(map(_in_other_case, _objects(fields.values()))):
+        raise NotCountableError("a name in it is one of a message's in other letters")
+    return {name: value for name, value in fields.items() if name not in unread} if unread else fields
+
+
+_INTO = ("content", "function", "tool_calls", "output", "summary")
+"""The names in a message, an item or a tool under which objects of an API are, not of a client."""
+_INNER = frozenset(
+    {
+        *_INTO, "role", "type", "text", "name", "reasoning", "thinking", "tool_call_id", "tool_use_id", "call_id", "id",
+        "arguments", "input", "encrypted_content", "description", "parameters", "input_schema", "tools",
+    }
+)  # fmt: skip
+
+
+def _in_other_case(item: Json) -> bool:
+    return any(name not in _INNER and name.casefold() in _INNER for name in item)
+
+
+def _objects(values: Any) -> Iterator[Json]:
+    """The messages, items, parts, tools and functions in the values of a body."""
+    pending = [value for value in values if isinstance(value, list)]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, list):
+            pending += value
+        elif isinstance(value, dict):
+            yield value
+            pending += [value[name] for name in _INTO if name in value]

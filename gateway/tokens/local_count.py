@@ -13,7 +13,7 @@ from gateway.admission.events import Prefix
 from gateway.tokens import interruption
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.features import Feature, Kind, features
-from gateway.tokens.fields import PROMPT_FIELDS, set_aside
+from gateway.tokens.fields import OURS, as_read, prompt_fields
 from gateway.tokens.messages import Json, NeedsEngineError
 from gateway.tokens.messages_api import from_messages
 from gateway.tokens.normalise import (
@@ -32,6 +32,8 @@ from gateway.tokens.pool import QUICK
 from gateway.tokens.prefix import prefix_of
 from gateway.tokens.render import MeasuredPrompt, TokenizerSource, renderer
 from gateway.tokens.responses_api import from_responses
+from gateway.wire.engine_kinds import VLLM
+from gateway.wire.fields import OTHER_FIELDS, Use, named
 from gateway.wire.request import MAX_REPEATED_BYTES, Api, InvalidRequestError
 
 
@@ -98,6 +100,11 @@ _SPLIT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _IDS = msgspec.json.Decoder(list[int])
 _decode = json.JSONDecoder().raw_decode
 
+_APART = ("model", *named(Use.APART), *named(Use.ADAPTER))
+"""The fields in which prompts differ that share no prefix."""
+_UNSEEN = OTHER_FIELDS.union(*map(named, Use)) - {"response_format", "json_schema"}
+"""The fields that surely show in no prompt."""
+
 _TOO_DEEP = "The request body is nested too deeply."
 
 _PROMPT_FIELDS = (
@@ -121,6 +128,7 @@ def count_body(
     max_model_len: int,
     distrusted: frozenset[Feature] = frozenset(),
     *,
+    kinds: frozenset[str] = OURS,
     excludes_unused: bool = False,
     key: bytes | None = None,
     ids_from: int | None = None,
@@ -133,6 +141,7 @@ def count_body(
         body: its bytes.
         max_model_len: in tokens; what cannot fit is not encoded.
         distrusted: features that this model's engine is known to treat differently.
+        kinds: of the engines that may get it.
         excludes_unused: whether the engine leaves out tools that the model may not use.
         key: for the hashes of the prompt's leading parts; None if they are not needed.
         ids_from: tokens from which on the ids of a single prompt are returned, too, if the engine needs no more than
@@ -144,8 +153,7 @@ def count_body(
         PromptTooLongError: it cannot fit.
         TokenizerUnavailableError: as `gateway.tokens.render.renderer`.
     """
-    fields = _fields(body, api)
-    set_aside(api, fields)
+    fields = as_read(api, _fields(body, api), kinds)
     prompts, brought = _brought(api, fields, excludes_unused=excludes_unused)
     if brought & distrusted:
         raise NeedsEngineError(f"the engine differs in {min(brought & distrusted)}")
@@ -157,7 +165,7 @@ def count_body(
     prefix: Prefix = ()
     if key is not None and not _skips_cache(fields):
         # A LoRA is chosen by its name. Two names of the base model count as two models that share nothing.
-        seed = repr((fields.get("model"), fields.get("cache_salt")))
+        seed = repr([fields.get(name) for name in _APART])
         prefix = prefix_of(ids, key, seed)
     # Of a prompt that came as ids, the engine has no text to return.
     wanted = ids_from is not None and len(ids) >= ids_from and not fields.get("return_prompt_text")
@@ -165,7 +173,13 @@ def count_body(
 
 
 def engine_work(
-    api: Api, body: bytes, max_model_len: int, *, excludes_unused: bool = False, proven: bool = True
+    api: Api,
+    body: bytes,
+    max_model_len: int,
+    *,
+    kinds: frozenset[str] = OURS,
+    excludes_unused: bool = False,
+    proven: bool = True,
 ) -> EngineWork:
     """The engine's own counting requests for a body.
 
@@ -173,6 +187,7 @@ def engine_work(
         api: of the request.
         body: its bytes.
         max_model_len: in tokens. Counting routes have no limit of their own, so what cannot fit is not sent to them.
+        kinds: as for `count_body`; of one whose questions are these.
         excludes_unused: as for `count_body`. The route for conversations does not know which tools may be used.
         proven: whether the engine is known to build conversations with the template that kvgate has. Other ways to
             build them may show `response_format` and `tool_choice`, which `/tokenize` takes as template variables only.
@@ -183,12 +198,14 @@ def engine_work(
         PromptTooLongError: it cannot fit.
     """
     try:
-        return _engine_work(api, body, max_model_len, excludes_unused=excludes_unused, proven=proven)
+        return _engine_work(api, body, max_model_len, kinds, excludes_unused=excludes_unused, proven=proven)
     except RecursionError:
         raise InvalidRequestError(_TOO_DEEP) from None
 
 
-def _engine_work(api: Api, body: bytes, max_model_len: int, *, excludes_unused: bool, proven: bool) -> EngineWork:
+def _engine_work(
+    api: Api, body: bytes, max_model_len: int, kinds: frozenset[str], *, excludes_unused: bool, proven: bool
+) -> EngineWork:
     longest = max_model_len * _MOST_CHARS_PER_TOKEN
     long = len(body) > longest and _check_length(api, _readable(_fields(body)), max_model_len)
     if api is Api.MESSAGES:
@@ -211,7 +228,7 @@ def _engine_work(api: Api, body: bytes, max_model_len: int, *, excludes_unused: 
             for each in conversations(fields)
         )
         return EngineWork(chats, chat_encoding(fields), Kind(api), exact=not unseen)
-    set_aside(api, fields)
+    fields = as_read(api, fields, kinds)
     model = {"model": fields["model"]} if "model" in fields else {}
     if api is Api.RESPONSES:
         (prompt,), brought = _brought(api, fields, excludes_unused=excludes_unused)
@@ -260,7 +277,7 @@ def estimate_body(source: TokenizerSource | None, api: Api, body: bytes, *, at_m
         prompts = [prompts]
     check_number(prompts, name)
     try:
-        shared = {name: fields[name] for name in (*PROMPT_FIELDS[api], "response_format") if name in fields}
+        shared = {name: value for name, value in fields.items() if name not in _UNSEEN}
         around = estimated(shared) if shared else 0
         if at_most:
             around += _TEMPLATE_TOKENS + _layout(shared)
@@ -341,7 +358,11 @@ def _check_shared(fields: Mapping[str, Any], unseen: Json | None = None) -> None
         InvalidRequestError: for so many conversations they are too large.
     """
     number = len(conversations(fields))
-    names = [name for name in (*PROMPT_FIELDS[Api.BATCH], *(unseen or ())) if name != "messages" and name in fields]
+    names = [
+        name
+        for name in (*prompt_fields(VLLM.name, Api.BATCH), *(unseen or ()))
+        if name != "messages" and name in fields
+    ]
     shared = json.dumps({name: fields[name] for name in names}).encode()
     if number * len(shared) > MAX_REPEATED_BYTES or number * values(shared) > _MOST_VALUES:
         raise InvalidRequestError(
@@ -514,6 +535,11 @@ def _without_media(conversation: Any) -> tuple[Any, int]:
         return conversation, 0
     without = [shown(message, part=False) for message in conversation]
     return without, media
+
+
+def brings_media(conversation: Any) -> bool:
+    """Whether a message of a conversation holds an image, a video or a recording."""
+    return _without_media(conversation)[1] > 0
 
 
 # Keys under which media come as base64, besides those of URLs.

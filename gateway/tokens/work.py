@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gateway.tokens.features import Kind, features
+from gateway.tokens.fields import prompt_fields
 from gateway.tokens.llama_server import llama_server_work
-from gateway.tokens.local_count import CountedIn, EngineCall, EngineWork, engine_work, fitting
-from gateway.tokens.messages import NeedsEngineError
+from gateway.tokens.local_count import CountedIn, EngineCall, EngineWork, brings_media, engine_work, fitting
+from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.normalise import Encoding, text_prompt
 from gateway.wire.engine_kinds import LLAMA_SERVER, SGLANG, TGI, VLLM
 from gateway.wire.request import Api
@@ -16,18 +17,27 @@ _PLAIN = Encoding(add_special_tokens=True)
 
 
 def sglang_work(api: Api, body: bytes, max_model_len: int) -> EngineWork:
-    """As vLLM's, but its `/tokenize` lists the tokens before it says how many there are.
+    """As vLLM's, but its `/tokenize` takes a conversation as chat does, and lists the tokens before it says how many.
 
-    Older ones take no conversation there: they refuse it. Raises as `engine_work`.
+    Older ones take no conversation there: they refuse it. Of an image or a recording it shows one token. Raises as
+    `engine_work`, and NotCountableError for media.
     """
-    work = engine_work(api, body, max_model_len)
+    fields = fitting(api, body, max_model_len)
+    if brings_media(fields.get("messages")) or brings_media(fields.get("input")):
+        raise NotCountableError("SGLang counts no media")
+    if api is Api.CHAT:
+        asked = {name: fields[name] for name in ("model", *prompt_fields(SGLANG.name, api)) if name in fields}
+        return EngineWork((_listing(json.dumps(asked).encode()),), _PLAIN, Kind(api))
+    work = engine_work(api, body, max_model_len, kinds=frozenset({SGLANG.name}))
 
     def listing(prompt: EngineCall | int) -> EngineCall | int:
-        if isinstance(prompt, int) or prompt.path != "/tokenize":
-            return prompt
-        return replace(prompt, counted_in=CountedIn.TOKENS)
+        return prompt if isinstance(prompt, int) or prompt.path != "/tokenize" else _listing(prompt.body)
 
     return replace(work, prompts=tuple(map(listing, work.prompts)))
+
+
+def _listing(body: bytes) -> EngineCall:
+    return EngineCall("/tokenize", body, counted_in=CountedIn.TOKENS)
 
 
 def tgi_work(api: Api, body: bytes, max_model_len: int) -> EngineWork:

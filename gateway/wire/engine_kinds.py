@@ -82,11 +82,7 @@ class EngineKind:
         errors: what its errors mean.
         ill: what a 503 of its health route means, if `errors` does not say.
         counts: whether its own routes count every request that it serves, so that kvgate needs no tokenizer for it.
-        overriding: fields in which it reads the output limit or the number of answers before those that an API has for
-            them.
-        ignored: fields of the output limit that it does not read.
         caseless: whether it takes the name of a field for the same in any case of its letters.
-        takes_band: whether it may get a band as `priority`: the lowest first, or no order at all.
         clamps: whether it cuts `max_tokens` to its length; None if it has to be asked.
         tells_one: whether the `usage` of several sequences is that of one of them.
         aborts_if_full: whether it ends what it has no room for with `finish_reason` "abort", in an answer with status
@@ -104,10 +100,7 @@ class EngineKind:
     errors: tuple[Said, ...] = ()
     ill: str = "the engine is dead"
     counts: bool = False
-    overriding: frozenset[str] = frozenset()
-    ignored: frozenset[str] = frozenset()
     caseless: bool = False
-    takes_band: bool = True
     clamps: bool | None = None
     tells_one: bool = False
     aborts_if_full: bool = False
@@ -152,7 +145,6 @@ LLAMA_SERVER = EngineKind(
         Said(Meaning.INVALID, "Failed to parse messages: ", (500,)),
     ),
     counts=True,
-    overriding=frozenset({"n_predict", "n_cmpl", "max_completion_tokens"}),
     clamps=True,
     tells_one=True,
 )
@@ -173,7 +165,6 @@ SGLANG = EngineKind(
         Said(Meaning.TOO_LONG, "exceeds the model's maximum context length", (400,)),
     ),
     ill="it starts, ends or generates nothing",
-    takes_band=False,
     clamps=False,
     aborts_if_full=True,
 )
@@ -205,7 +196,6 @@ TENSORRT_LLM = EngineKind(
     ("/version",),
     KvOut.NEVER,
     errors=(Said(Meaning.TOO_LONG, "The sum of prompt length", (400,)),),
-    takes_band=False,
     clamps=True,
 )
 """`trtllm-serve`. It tells no length, and has no queue that could be full. It refuses fields that it does not know, as
@@ -221,7 +211,6 @@ OLLAMA = EngineKind(
     health="/",
     over_length=OverLength.TRUNCATE,
     errors=(Said(Meaning.BUSY, "server busy, please try again.", (503,)),),
-    ignored=frozenset({"max_completion_tokens"}),
     caseless=True,
     clamps=True,
 )

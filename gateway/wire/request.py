@@ -6,13 +6,13 @@ over its bytes and hardly any memory.
 
 import re
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Any, NamedTuple
 
 import msgspec
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.wire.engine_kinds import KINDS
+from gateway.wire.fields import MAX_TOKENS_FIELDS, NAMES, REFUSED_FIELDS, Use, named
+from gateway.wire.fields import Api as Api  # noqa: PLC0414  # it is a part of a request for all who read one
 from gateway.wire.shown import shown
 
 INLINE_BYTES = 2**20
@@ -25,17 +25,6 @@ MAX_REPEATED_BYTES = 32 * 2**20
 """Most bytes of the fields that the conversations of a batch share, counted once for each of them."""
 _CONVERSATION_BYTES = 256
 """The work that a conversation of a batch is, even an empty one, as bytes of a body that take as long to count."""
-
-
-class Api(StrEnum):
-    """The APIs whose requests are admitted."""
-
-    CHAT = "chat"
-    BATCH = "batch"
-    """Several conversations in one request, answered as a whole."""
-    COMPLETIONS = "completions"
-    RESPONSES = "responses"
-    MESSAGES = "messages"
 
 
 class InvalidRequestError(Exception):
@@ -94,7 +83,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     previous_response_id: str | None = None
     """The stored response that it goes on with."""
     overriding: tuple[str, ...] = ()
-    """The fields it sets that some kind of engine reads in place of this API's own (`EngineKind.overriding`)."""
+    """The fields it sets that some kind of engine reads in place of this API's own (`Use.OVERRIDING`)."""
     adapter_field: str | None = None
     """The field in which it names an adapter besides `model`, in an engine's own way."""
     repeated_bytes: int = 0
@@ -106,32 +95,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.body) + self.repeated_bytes
 
 
-MAX_TOKENS_FIELDS: dict[Api, tuple[str, ...]] = {
-    Api.CHAT: ("max_completion_tokens", "max_tokens"),
-    Api.BATCH: ("max_completion_tokens", "max_tokens"),
-    Api.COMPLETIONS: ("max_tokens",),
-    Api.RESPONSES: ("max_output_tokens",),
-    Api.MESSAGES: ("max_tokens",),
-}
-"""The fields of the output limit in each API; the first one set wins, as in vLLM. The last one all engines read."""
-
 COMPLETIONS_MAX_TOKENS = 16
 """Tokens that `/v1/completions` generates if the client sets no limit, as with OpenAI.
 
 With a limit of null it generates as many in vLLM 0.32, and as many as there is room for in older ones.
 """
-
-REFUSED_FIELDS: dict[str, str] = {
-    "kv_transfer_params": "it would replace the prompt that was counted",
-    "prompt_token_ids": "it would replace the prompt that was counted",
-    "prompt_token_ids_b64": "it would replace the prompt that was counted",
-    "input_ids": "it would replace the prompt that was counted",
-    "session_params": "it would put a prompt before the one that was counted",
-    "chat_template": "the prompt is counted with the template the model is served with",
-    "prompt_embeds": "its tokens cannot be counted before an engine reads it; send text or token ids",
-    "previous_input_messages": "its tokens cannot be counted before an engine reads it; send the messages as `input`",
-}
-"""Fields a client may not set, and why: vLLM's, SGLang's (`input_ids`, `session_params`) and TensorRT-LLM's."""
 
 _WITH_INTERVAL = frozenset({Api.CHAT, Api.COMPLETIONS})
 _ABSENT = msgspec.Raw(b"")
@@ -157,21 +125,19 @@ _LONGEST = {
 _LONGEST_NUMBER = 128
 """Most bytes of all other fields: numbers, and words that stand for a boolean."""
 
-ADAPTER_FIELDS = ("lora_path", "lora_request", "lora")
-"""Of SGLang, TensorRT-LLM and llama-server."""
+ADAPTER_FIELDS = named(Use.ADAPTER)
 
 _READ = (
     "model", "stream", "stream_options", "n", "max_completion_tokens", "max_tokens", "max_output_tokens", "priority",
     "tools", "background", "stream_interval", "echo", "vllm_xargs",
     "request_id", "previous_response_id", *ADAPTER_FIELDS,
 )  # fmt: skip
-_OVERRIDING = sorted(frozenset[str]().union(*(kind.overriding for kind in KINDS.values())))
+_OVERRIDING = sorted(named(Use.OVERRIDING))
 _FIELDS = _undecoded(*dict.fromkeys((*_READ, *REFUSED_FIELDS, *_OVERRIDING)))
-_RELAYED = _undecoded("model", "priority")
+_RELAYED = _undecoded("model", "priority", *ADAPTER_FIELDS)
 _PROMPTS = _undecoded(*(name for name, _ in _SHAPES))
 _ALL_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_PARTS = (*(name for name, _ in _SHAPES), "system", "instructions", "suffix", "documents")
-_NAMES = frozenset((*_READ, *REFUSED_FIELDS, *_OVERRIDING, *_PARTS))
+_NAMES = NAMES.union(_READ)
 """The fields that decide what a request is, and what it costs."""
 _ENTRY = re.compile(rb"\[[ \t\r\n]*[^] \t\r\n]")
 _IDS = ("prompt_token_ids", "kv_transfer_params")
@@ -224,7 +190,7 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
         response_id=_text(fields, "request_id") if api is Api.RESPONSES else None,
         previous_response_id=_text(fields, "previous_response_id") if api is Api.RESPONSES else None,
         overriding=tuple(name for name in _OVERRIDING if _given(fields, name) and name not in MAX_TOKENS_FIELDS[api]),
-        adapter_field=next((name for name in ADAPTER_FIELDS if _given(fields, name)), None),
+        adapter_field=_adapter_field(fields),
         repeated_bytes=_repeated(body) if api is Api.BATCH else 0,
     )
 
@@ -232,31 +198,40 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
 def forbid_transfer(extra: object) -> None:
     """Check `vllm_xargs`.
 
-    vLLM 0.32 takes `kv_transfer_params` from there, too (`v1/request.py`). One that is no object ends an engine that
-    has a KV connector.
+    vLLM 0.32 takes the parameters of a transfer from there, too (`v1/request.py`). One that is no object ends an engine
+    that has a connector.
 
     Raises:
-        ForbiddenFieldError: it has that field.
+        ForbiddenFieldError: it has them.
     """
-    if isinstance(extra, dict) and "kv_transfer_params" in extra:
-        reason = REFUSED_FIELDS["kv_transfer_params"]
-        message = f"`kv_transfer_params` cannot be set by a client, not in `vllm_xargs` either: {reason}."
-        raise ForbiddenFieldError(message, "vllm_xargs")
+    for name in ("kv_transfer_params", "ec_transfer_params"):
+        if isinstance(extra, dict) and name in extra:
+            message = f"`{name}` cannot be set by a client, not in `vllm_xargs` either: {REFUSED_FIELDS[name]}."
+            raise ForbiddenFieldError(message, "vllm_xargs")
 
 
-def relayed_model(body: bytes) -> str | None:
-    """The model that the JSON body of a relayed request names.
+class Relayed(NamedTuple):
+    """What is read of a relayed request, as of a `GenerationRequest`."""
+
+    model: str | None
+    priority: int = 0
+    adapter_field: str | None = None
+
+
+def relayed(body: bytes) -> Relayed:
+    """Read the JSON body of a relayed request.
 
     Raises:
         ForbiddenFieldError: it would go before all others.
         InvalidRequestError: it is not a JSON object, or its `model` or `priority` is none.
     """
     fields = _read(_RELAYED, body)
-    if (_integer(fields, "priority") or 0) < 0:
+    priority = _integer(fields, "priority") or 0
+    if priority < 0:
         raise ForbiddenFieldError(
             "`priority` must be at least 0: below it, this would go before all others.", "priority"
         )
-    return _model(fields)
+    return Relayed(_model(fields), priority, _adapter_field(fields))
 
 
 def told_by(body: bytes) -> Api:
@@ -334,11 +309,17 @@ def rewrites(request: GenerationRequest, edits: Edits) -> bool:
 def refuse_other_case(body: bytes) -> None:
     """Refuse a field that some servers take for another one, as its name differs only in the case of letters.
 
+    They are Go's (`encoding/json`). Of a name that is there twice they may read the first: null changes nothing, and a
+    list is read into the one before.
+
     Raises:
         ForbiddenFieldError: the body has one.
-        InvalidRequestError: the name of a field is not UTF-8.
+        InvalidRequestError: the name of a field is not UTF-8, or there twice.
     """
-    for name in _every(body):
+    fields = _every(body)
+    if body.count(b'"') != sum([bytes(value).count(b'"') for value in fields.values()]) + 2 * len(fields):
+        raise InvalidRequestError("The name of a field is there twice, or has a quotation mark in it.")
+    for name in fields:
         if name not in _NAMES and (folded := name.casefold()) in _NAMES:
             raise ForbiddenFieldError(f"A field's name is `{folded}` in other letters: write `{folded}`.", folded)
 
@@ -377,6 +358,10 @@ def _model(fields: msgspec.Struct) -> str | None:
     if model is not None and not isinstance(model, str):
         raise InvalidRequestError("`model` must be a string.", "model")
     return model
+
+
+def _adapter_field(fields: msgspec.Struct) -> str | None:
+    return next((name for name in ADAPTER_FIELDS if _given(fields, name)), None)
 
 
 def _text(fields: msgspec.Struct, name: str) -> str | None:

@@ -125,6 +125,34 @@ async def test_where_no_route_counts_a_configured_tokenizer_does(tmp_path: Any) 
             assert answer.headers["x-kvgate-counted"] == "local"
 
 
+async def test_a_field_that_it_does_not_read_makes_no_prompt_shorter(fake: FakeEngine, tmp_path: Any) -> None:
+    folder = None if fake.facts.counts else make_tokenizer(tmp_path)
+    text = "word " * 30
+    chat = ASKED | {"messages": [{"role": "user", "content": text}]}
+    async with in_front(fake, tokenizer=folder) as running:
+        for path, asked in ((CHAT, chat), (COMPLETIONS, {"model": MODEL, "prompt": text})):
+            answer = await running.client.post(path, json=asked | {"truncate_prompt_tokens": 1})
+            assert answer.status_code == 200
+            assert int(answer.headers["x-kvgate-prompt-tokens"]) >= 30
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        ("sglang", "bootstrap_host"),
+        ("sglang", "routed_dp_rank"),
+        ("tensorrt-llm", "disaggregated_params"),
+        ("tensorrt-llm", "best_of"),
+    ],
+)
+async def test_a_field_that_gets_round_what_was_counted_is_refused(kind: str, field: str) -> None:
+    async with FakeEngine(kind) as fake, in_front(fake) as running:
+        answer = await running.client.post(CHAT, json=ASKED | {field: 8})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "forbidden_field", field)
+        assert not fake.seen
+
+
 async def test_a_prompt_that_is_too_long_is_refused_where_it_is_counted(fake: FakeEngine, tmp_path: Any) -> None:
     folder = None if fake.facts.counts else make_tokenizer(tmp_path)
     async with in_front(fake, tokenizer=folder) as running:

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.tokens.fields import OTHER_FIELDS, PROMPT_FIELDS
-from gateway.wire.request import Api
+from gateway.wire.fields import FIELDS, OTHER_FIELDS, Api
+from tests.fakes.foreign.fields import RECORDED
 
 pytestmark = pytest.mark.engine
+
+_PROMPT, _OTHERS = FIELDS["vllm"].prompt, FIELDS["vllm"].others
 
 _MODELS = {
     Api.CHAT: "vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionRequest",
@@ -39,13 +41,14 @@ def fields_of_vllm(engine_python: Path) -> dict[Api, list[str]]:
 def test_every_field_is_in_one_table(api: Api, fields_of_vllm: dict[Api, list[str]]) -> None:
     theirs = set(fields_of_vllm[api])
     assert len(theirs) > 10
-    assert theirs - PROMPT_FIELDS[api].keys() - OTHER_FIELDS == set(), "decide what becomes of these"
-    assert OTHER_FIELDS & PROMPT_FIELDS[api].keys() == set()
+    assert theirs - _PROMPT[api].keys() - _OTHERS.keys() - OTHER_FIELDS == set(), "decide what becomes of these"
 
 
 def test_no_table_names_a_field_that_vllm_has_not(fields_of_vllm: dict[Api, list[str]]) -> None:
-    assert set().union(*fields_of_vllm.values()) >= OTHER_FIELDS
+    assert set().union(*fields_of_vllm.values()) >= _OTHERS.keys()
+    recorded = [names for engine in RECORDED.values() for names in engine.fields.values()]
+    assert set().union(*fields_of_vllm.values(), *recorded) >= OTHER_FIELDS
     # A batch makes a chat request of each of its conversations, and takes what that takes.
     known = {api: set(fields) for api, fields in fields_of_vllm.items()}
     known[Api.BATCH] |= known[Api.CHAT]
-    assert {api: set(PROMPT_FIELDS[api]) - known[api] for api in Api} == {api: set() for api in Api}
+    assert {api: _PROMPT[api].keys() - known[api] for api in Api} == {api: set() for api in Api}

@@ -30,7 +30,7 @@ from gateway.tokens.count import (
 )
 from gateway.tokens.features import Kind
 from gateway.tokens.pool import CountingPool
-from gateway.wire.engine_kinds import LLAMA_SERVER
+from gateway.wire.fields import Use, named
 from gateway.wire.request import INLINE_BYTES, Api, InvalidRequestError, parse
 
 
@@ -128,16 +128,18 @@ def test_what_the_ledger_would_not_see_is_refused():
 @pytest.mark.parametrize("field", ["lora_path", "lora_request", "lora"])
 def test_an_adapter_named_besides_the_model_is_refused_to_a_key_that_may_use_only_some_models(field):
     request = parse(Api.CHAT, b'{"model":"base","%b":{"lora_path":"sql"}}' % field.encode())
-    assert refusal(refuse_adapter, Client("a", models=frozenset({"base"})), request).param == field
-    refuse_adapter(Client("a"), request)
+    assert refusal(refuse_adapter, Client("a", models=frozenset({"base"})), request.adapter_field).param == field
+    refuse_adapter(Client("a"), request.adapter_field)
     unset = parse(Api.CHAT, b'{"model":"base","%b":null}' % field.encode())
-    refuse_adapter(Client("a", models=frozenset({"base"})), unset)
+    refuse_adapter(Client("a", models=frozenset({"base"})), unset.adapter_field)
 
 
-@pytest.mark.parametrize("field", ["n_predict", "n_cmpl"])
-def test_a_limit_that_only_the_engine_would_read_is_refused_where_it_reads_it(field):
+@pytest.mark.parametrize(
+    ("kind", "field"), [("llama-server", "n_predict"), ("llama-server", "n_cmpl"), ("tensorrt-llm", "best_of")]
+)
+def test_a_limit_that_only_the_engine_would_read_is_refused_where_it_reads_it(kind, field):
     request = parse(Api.CHAT, b'{"max_tokens":1,"%b":100000}' % field.encode())
-    refused = refusal(refuse_overriding, LLAMA_SERVER.overriding, request)
+    refused = refusal(refuse_overriding, named(Use.OVERRIDING, kind), request)
     assert (refused.outcome, refused.param) == (Outcome.FORBIDDEN_FIELD, field)
     refuse_overriding((), request)
 

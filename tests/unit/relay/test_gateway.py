@@ -12,7 +12,7 @@ from gateway.relay.client_identity import Client, Clients
 from gateway.relay.exchange import RefusedError
 from gateway.relay.gateway import Gateway
 from gateway.relay.payload import Room
-from gateway.wire.request import InvalidRequestError, relayed_model
+from gateway.wire.request import InvalidRequestError, relayed
 from tests.unit.relay.asking import Asking
 
 CHAT = "/v1/chat/completions"
@@ -218,7 +218,7 @@ async def test_what_was_refused_is_not_kept_for_a_client_that_does_not_hear_of_i
         read = Read()
         seen.extend([weakref.ref(read), payload, len(payload.data)])
         try:
-            relayed_model(payload.data)
+            relayed(payload.data)
         except InvalidRequestError as error:
             raise RefusedError(Outcome.INVALID_REQUEST, error.message) from None
 

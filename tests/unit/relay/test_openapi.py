@@ -5,7 +5,8 @@ from fastapi import FastAPI
 
 from gateway.relay.openapi import with_data_plane
 from gateway.relay.routes import ROUTES, Action
-from gateway.wire.request import MAX_TOKENS_FIELDS, REFUSED_FIELDS, Api
+from gateway.wire.fields import MAX_TOKENS_FIELDS, REFUSED_FIELDS
+from gateway.wire.request import Api
 
 
 def document(*, authenticates=False):

@@ -554,6 +554,27 @@ async def test_nobody_steps_forward(plane, priority, status):
     assert (status == 200) == bool(plane.sent)
 
 
+async def test_nobody_steps_forward_in_an_engine_that_takes_the_highest_first(plane):
+    for name in "ab":
+        plane.up(name, kind="sglang")
+    plane.replies.append(Reply(b"{}"))
+    client = await ended(ask(plane, b'{"model":"m","priority":7}', EMBED))
+    assert (client.status, error(client)["param"]) == (400, "priority")
+    assert (await ended(ask(plane, b'{"model":"m","priority":0}', EMBED))).status == 200
+
+
+@pytest.mark.parametrize("field", ["lora_path", "lora"])
+async def test_an_adapter_is_refused_to_a_key_that_may_use_only_some_models(plane, field):
+    keys = {"1": Client("alice", models=frozenset({"m"})), "2": Client("bob")}
+    plane.plane.clients = Clients(keys, None)
+    plane.replies.append(Reply(b"{}"))
+    body = json.dumps({"model": "m", "input": "x", field: "sql"}).encode()
+    client = await ended(plane.ask(body, path=EMBED, **{"x-api-key": "1"}))
+    assert (client.status, error(client)["param"]) == (400, field)
+    assert plane.sent == []
+    assert (await ended(plane.ask(body, path=EMBED, **{"x-api-key": "2"}))).status == 200
+
+
 # Stored responses.
 
 

@@ -22,7 +22,7 @@ from gateway.tokens.loading import Tokenizers
 from gateway.tokens.local_count import count_body
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import TokenizerSource
-from gateway.wire.engine_kinds import LLAMA_SERVER, OLLAMA, SGLANG
+from gateway.wire.engine_kinds import LLAMA_SERVER, OLLAMA, SGLANG, EngineKind
 from gateway.wire.request import Api, InvalidRequestError, parse
 from gateway.wire.token_ids import IdsField
 from tests.unit.tokens.wire import engine_at
@@ -669,6 +669,40 @@ async def test_with_a_tokenizer_it_is_counted_here_until_usage_contradicts(made:
     assert (await counter.count()).source is Source.ESTIMATE
     assert counter.counter.mode is Source.ESTIMATE
     assert engine.asked == []
+
+
+@pytest.mark.parametrize("kind", [SGLANG, OLLAMA])
+async def test_a_cut_that_its_engine_does_not_make_makes_no_prompt_shorter(
+    made: Any, tokenizer_folder: Path, kind: EngineKind
+) -> None:
+    source = TokenizerSource(str(tokenizer_folder))
+    engine = Engine(source)
+    counter = await made(source, engine)
+    assert (await counter.count(truncate_prompt_tokens=1)).prompts == (1,)
+    engine.target = replace(engine.target, kind=kind)
+    await counter.counter.verify(engine.target)
+    counter = await made(source, engine)
+    whole = (await counter.count()).prompts
+    for _ in range(2):
+        assert (await counter.count(truncate_prompt_tokens=1)).prompts == whole
+        engine.listed = False  # it comes back
+    engine.listed = True
+    await counter.drift()
+    count = await counter.count(truncate_prompt_tokens=1)
+    assert (count.prompts, count.source is Source.LOCAL) == (whole, False)
+
+
+async def test_what_kinds_of_one_model_treat_in_different_ways_is_estimated(made: Any, tokenizer_folder: Path) -> None:
+    source = TokenizerSource(str(tokenizer_folder))
+    engine = Engine(source)
+    counter = await made(source, engine)
+    counter.counter._engine = EngineCounter(
+        lambda: (engine.target, replace(engine.target, url="http://other", kind=SGLANG)), lambda: 5
+    )
+    assert (await counter.count()).source is Source.LOCAL
+    count = await counter.count(truncate_prompt_tokens=1)
+    assert count.source is Source.ESTIMATE
+    assert count.tokens > 1
 
 
 async def test_what_another_engine_refuses_to_count_stays_counted_here(made: Any, tokenizer_folder: Path) -> None:

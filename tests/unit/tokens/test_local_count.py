@@ -111,7 +111,14 @@ def test_the_same_tokens_have_the_same_parts_whatever_the_api(source: TokenizerS
 
 
 def test_what_else_decides_the_content_of_the_cache_parts_them(source: TokenizerSource) -> None:
-    ways = [{}, {"model": "lora"}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"model": "lora", "cache_salt": "a"}]
+    ways: list[dict[str, Any]] = [
+        {},
+        {"model": "lora"},
+        {"cache_salt": "a"},
+        {"cache_salt": "b"},
+        {"model": "lora", "cache_salt": "a"},
+    ]
+    ways += [{"extra_key": "a"}, {"lora_path": "a"}, {"lora_request": {"lora_name": "a"}}, {"lora": [{"id": 0}]}]
     ends = [{hashed for _, hashed in prefix(source, prompt=LONG, **way)} for way in ways]
     assert len(set().union(*ends)) == sum(map(len, ends)) == len(ends) * len(ends[0]) > 0
 
@@ -333,6 +340,16 @@ def test_an_estimate_is_never_below_what_the_json_costs(
     counted = estimate_body(source if known else None, api, written.encode()).prompts[0]
     costs = renderer(source).count_text(written) if known else len(written.encode()) // 4
     assert 0.9 * costs - 20 <= counted <= 1.1 * costs + 20
+
+
+def test_an_estimate_counts_what_no_table_names_and_nothing_that_surely_shows_in_no_prompt() -> None:
+    text, chat = "word " * 100, {"messages": [{"role": "user", "content": "Hi"}]}
+    plain, new, harmless = (
+        estimate_body(None, Api.CHAT, json.dumps(chat | more).encode(), at_most=True).prompts[0]
+        for more in ({}, {"tool_prompt": text}, {"user": text, "cache_salt": text, "lora_path": text})
+    )
+    assert new > plain + len(text)
+    assert harmless == plain
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.local_count import CountedIn
-from gateway.tokens.messages import NeedsEngineError
+from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.work import WORK, sglang_work, tgi_work
 from gateway.wire.engine_kinds import KINDS
 from gateway.wire.request import Api
@@ -24,6 +24,28 @@ def test_sglang_lists_the_tokens_of_what_it_tokenizes():
     (call,) = sglang_work(Api.MESSAGES, CHAT, FAR).prompts
     assert call.counted_in is CountedIn.NUMBER
     assert sglang_work(Api.COMPLETIONS, b'{"prompt":[1,2]}', FAR).prompts == (2,)
+
+
+def test_sglang_is_asked_with_all_that_its_chat_reads_and_nothing_that_only_tokenizing_does():
+    chat = json.loads(CHAT) | {"reasoning": {"effort": "low"}, "task": "title"}
+    more = {"truncate_prompt_tokens": 1, "add_generation_prompt": False, "stream": True, "documents": [{"text": "x"}]}
+    work = sglang_work(Api.CHAT, json.dumps(chat | more).encode(), FAR)
+    (call,) = work.prompts
+    assert json.loads(call.body) == chat
+    assert work.encoding.truncate is None
+    text = {"prompt": "a b", "truncate_prompt_tokens": 1, "add_special_tokens": False}
+    work = sglang_work(Api.COMPLETIONS, json.dumps(text).encode(), FAR)
+    (call,) = work.prompts
+    assert json.loads(call.body) == {"prompt": "a b", "add_special_tokens": True}
+    assert work.encoding.truncate is None
+
+
+@pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES])
+def test_sglang_is_not_asked_for_media(api):
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    body = json.dumps({"messages": [{"role": "user", "content": [image]}]}).encode()
+    with pytest.raises(NotCountableError, match="media"):
+        sglang_work(api, body, FAR)
 
 
 def test_tgi_counts_a_conversation_from_its_own_body_and_texts_one_by_one():

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from gateway.wire.fields import REFUSED_FIELDS
 from gateway.wire.request import (
     MAX_REPEATED_BYTES,
     MAX_SEQUENCES,
-    REFUSED_FIELDS,
     Api,
     Edits,
     ForbiddenFieldError,
@@ -410,7 +410,7 @@ def test_the_work_of_a_batch_is_that_of_its_conversations_sent_apart() -> None:
 @pytest.mark.parametrize("api", list(Api))
 @pytest.mark.parametrize("value", [b'""', b"0", b"{}", b"null"])
 def test_the_cache_of_another_engine_is_not_named_by_a_side_door(api, value):
-    for name in (b"kv_transfer_params", b"kv\\u005ftransfer_params"):
+    for name in (b"kv_transfer_params", b"kv\\u005ftransfer_params", b"ec_transfer_params"):
         body = b'{"model":"m","max_tokens":1,"vllm_xargs":{"a":1,"%b":%b}}' % (name, value)
         with pytest.raises(ForbiddenFieldError, match="vllm_xargs"):
             parse(api, body)
@@ -461,5 +461,20 @@ def test_a_field_in_other_letters_is_refused_where_it_may_be_read_as_another(fie
     assert refused.value.param == found
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b'{"model":"secret","model":null}',
+        b'{"messages":[{"role":"user","content":"long"}],"messages":[{"role":"user"}]}',
+        b'{"model":"m", "model" : "\\"n"}',
+    ],
+)
+def test_a_name_that_is_there_twice_is_refused_where_the_first_may_be_read(fields):
+    with pytest.raises(InvalidRequestError, match="twice"):
+        refuse_other_case(fields)
+
+
 def test_other_fields_may_be_written_as_their_client_likes():
+    refuse_other_case(rb'{"model":"\"m\"", "a" : {"b":"c","b":[]}, "n":1}')
+    refuse_other_case(b"{}")
     refuse_other_case(b'{"model":"m","userId":1,"metadata":{"Model":"n"}}')
