@@ -155,9 +155,9 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
         InvalidRequestError: it is not a JSON object, or a field has the wrong type or range.
     """
     fields = _read(_FIELDS, body)
-    for name, reason in REFUSED_FIELDS.items():
-        if _given(fields, name):
-            raise ForbiddenFieldError(f"`{name}` cannot be set by a client: {reason}.", name)
+    for name in REFUSED_FIELDS:
+        if getattr(fields, name) is not _ABSENT and _given(fields, name):
+            raise ForbiddenFieldError(f"`{name}` cannot be set by a client: {REFUSED_FIELDS[name]}.", name)
     forbid_transfer(_decode(fields, "vllm_xargs"))
 
     stream = _boolean(fields, "stream")
