@@ -407,7 +407,8 @@ class ModelCounter:
             source = None
         kills = self._engine.kind().kv_out is KvOut.KILL_ALL  # there a count that is too low fails others
         at_most = source is None and (kills or not self._can_ask)
-        estimate = functools.partial(estimate_body, source, request.api, body, at_most=at_most)
+        kinds = self._trust(request.api).kinds
+        estimate = functools.partial(estimate_body, source, request.api, body, kinds=kinds, at_most=at_most)
         counted = await self._do(flow, request.api, body, request.counted_bytes, estimate)
         return PromptCount(counted.prompts, Source.BOUND if at_most else Source.ESTIMATE, counted.kind)
 

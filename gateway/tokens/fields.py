@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from gateway.tokens.messages import Json, NeedsEngineError, NotCountableError
 from gateway.wire.engine_kinds import KINDS, VLLM
@@ -17,27 +17,20 @@ def prompt_fields(kind: str, api: Api) -> Mapping[str, Use]:
     return FIELDS[kind].prompt.get(api) or FIELDS[VLLM.name].prompt[api]
 
 
-class _Reading(NamedTuple):
-    """What engines read of an API's requests otherwise than we, who count.
-
-    Attributes:
-        uses: of the fields that are not just counted; None for those that none of them reads.
-        caseless: whether one of them takes a name for the same in any case of its letters.
-    """
-
-    uses: tuple[tuple[str, Use | None], ...]
-    caseless: bool
+@functools.cache
+def reads_any_case(kinds: frozenset[str]) -> bool:
+    """Whether one of these takes a name for the same in any case of its letters."""
+    return any(KINDS[kind].caseless for kind in kinds)
 
 
 @functools.cache
-def _reading(api: Api, kinds: frozenset[str]) -> _Reading:
+def _otherwise(api: Api, kinds: frozenset[str]) -> tuple[tuple[str, Use | None], ...]:
+    """The fields that are not just counted; None for those that no engine of these kinds reads."""
     tables = [prompt_fields(kind, api) for kind in kinds]
     names = sorted({name for table in (*tables, prompt_fields(VLLM.name, api)) for name in table})
     found = [(name, {table.get(name) for table in tables}) for name in names]
     uses = [(name, of.pop() if len(of) == 1 else Use.ESTIMATED) for name, of in found]
-    return _Reading(
-        tuple((name, use) for name, use in uses if use is not Use.COUNTED), any(KINDS[kind].caseless for kind in kinds)
-    )
+    return tuple((name, use) for name, use in uses if use is not Use.COUNTED)
 
 
 def as_read(api: Api, fields: Json, kinds: frozenset[str] = OURS) -> Json:
@@ -47,14 +40,13 @@ def as_read(api: Api, fields: Json, kinds: frozenset[str] = OURS) -> Json:
         NotCountableError: no counting route takes a field either, or the kinds treat it in different ways.
         NeedsEngineError: the engine can count it.
     """
-    reading = _reading(api, kinds)
-    given = {name: use for name, use in reading.uses if fields.get(name) is not None}
-    if not (given or reading.caseless):
+    given = {name: use for name, use in _otherwise(api, kinds) if fields.get(name) is not None}
+    if not (given or reads_any_case(kinds)):
         return fields
     for use, error in ((Use.ESTIMATED, NotCountableError), (Use.ENGINE, NeedsEngineError)):
         if name := next((name for name in given if given[name] is use), None):
             raise error(f"the request sets {name}")
-    if reading.caseless and any(map(_in_other_case, _objects(fields.values()))):
+    if reads_any_case(kinds) and any(map(_in_other_case, _objects(fields.values()))):
         raise NotCountableError("a name in it is one of a message's in other letters")
     return {name: value for name, value in fields.items() if name not in given}
 

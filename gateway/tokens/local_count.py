@@ -13,7 +13,7 @@ from gateway.admission.events import Prefix
 from gateway.tokens import interruption
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.features import Feature, Kind, features
-from gateway.tokens.fields import OURS, as_read, prompt_fields
+from gateway.tokens.fields import OURS, as_read, prompt_fields, reads_any_case
 from gateway.tokens.messages import Json, NeedsEngineError
 from gateway.tokens.messages_api import from_messages
 from gateway.tokens.normalise import (
@@ -153,7 +153,7 @@ def count_body(
         PromptTooLongError: it cannot fit.
         TokenizerUnavailableError: as `gateway.tokens.render.renderer`.
     """
-    fields = as_read(api, _fields(body, api), kinds)
+    fields = as_read(api, _fields(body, api, kinds), kinds)
     prompts, brought = _brought(api, fields, excludes_unused=excludes_unused)
     if brought & distrusted:
         raise NeedsEngineError(f"the engine differs in {min(brought & distrusted)}")
@@ -247,13 +247,16 @@ def _engine_work(
     return EngineWork(tuple(calls), texts.encoding, Kind(api, features(texts)))
 
 
-def estimate_body(source: TokenizerSource | None, api: Api, body: bytes, *, at_most: bool = False) -> Counted:
+def estimate_body(
+    source: TokenizerSource | None, api: Api, body: bytes, *, kinds: frozenset[str] = OURS, at_most: bool = False
+) -> Counted:
     """Estimate a request's tokens: those of the JSON of all that may show in its prompt, and an allowance for media.
 
     Args:
         source: the model's tokenizer; without it, a token counts as four bytes.
         api: of the request.
         body: its bytes.
+        kinds: of the engines that may get it.
         at_most: whether to bound them from above instead: without a tokenizer a token counts as one byte, and a
             template as `_TEMPLATE_TOKENS` and the layout that it may give to tools.
 
@@ -269,7 +272,7 @@ def estimate_body(source: TokenizerSource | None, api: Api, body: bytes, *, at_m
             tokens = renderer(source).count_text(text)
         return tokens + media * _MEDIUM_TOKENS
 
-    fields = _fields(body)
+    fields = _fields(body, kinds=kinds)
     name = {Api.COMPLETIONS: "prompt", Api.RESPONSES: "input"}.get(api, "messages")
     prompts = fields.pop(name, None)
     is_one = api not in (Api.COMPLETIONS, Api.BATCH) or not isinstance(prompts, list)
@@ -304,20 +307,32 @@ def _layout(value: Any, depth: int = 0) -> int:
     return inside + 1 + depth if inside else 0
 
 
-def _fields(body: bytes, api: Api | None = None) -> Json:
+def _fields(body: bytes, api: Api | None = None, kinds: frozenset[str] = OURS) -> Json:
     """Decode a body with the engine's parser: others read large numbers or odd strings differently.
 
-    `api`: its own, if token ids may be decoded by a faster one.
+    Args:
+        body: its bytes.
+        api: its own, if token ids may be decoded by a faster one.
+        kinds: of the engines that may get it.
     """
     if len(body) > _MOST_VALUES // 4 and values(body) > _MOST_VALUES:
         raise InvalidRequestError("The request holds too many values: lists and objects of millions are not read.")
     try:
-        fields = (_with_ids(body) if api is Api.COMPLETIONS else None) or json.loads(body)
+        made = _once if reads_any_case(kinds) else None
+        fields = (_with_ids(body) if api is Api.COMPLETIONS else None) or json.loads(body, object_pairs_hook=made)
     except (ValueError, RecursionError):
         raise InvalidRequestError("The request body is not valid JSON.") from None
     if not isinstance(fields, dict):
         raise InvalidRequestError("The request body must be a JSON object.")
     return fields
+
+
+def _once(pairs: list[tuple[str, Any]]) -> Json:
+    """An object for an engine that may read the first of two values with one name."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise InvalidRequestError("An object in the request has a name twice.")
+    return made
 
 
 def _with_ids(body: bytes) -> Json | None:

@@ -342,6 +342,25 @@ def test_an_estimate_is_never_below_what_the_json_costs(
     assert 0.9 * costs - 20 <= counted <= 1.1 * costs + 20
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        '{"role":"user","content":"much more","content":null}',
+        '{"role":"assistant","content":[{"type":"text","text":"much more","text":"Hi"}]}',
+    ],
+)
+def test_a_name_that_is_there_twice_is_refused_for_an_engine_that_may_read_the_first(
+    source: TokenizerSource, message: str
+) -> None:
+    body = b'{"messages":[{"role":"user","content":"Hi"},%b]}' % message.encode()
+    ollama = frozenset({"ollama"})
+    with pytest.raises(InvalidRequestError, match="twice"):
+        count_body(source, Api.CHAT, body, FAR, kinds=ollama)
+    with pytest.raises(InvalidRequestError, match="twice"):
+        estimate_body(None, Api.CHAT, body, kinds=ollama, at_most=True)
+    assert estimate_body(None, Api.CHAT, body).prompts[0] > 0
+
+
 def test_an_estimate_counts_what_no_table_names_and_nothing_that_surely_shows_in_no_prompt() -> None:
     text, chat = "word " * 100, {"messages": [{"role": "user", "content": "Hi"}]}
     plain, new, harmless = (
