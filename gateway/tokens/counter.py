@@ -293,6 +293,8 @@ class ModelCounter:
                     max_model_len,
                     trust.distrusted,
                     size=request.counted_bytes,
+                    kinds=trust.kinds,
+                    excludes_unused=trust.excludes_unused,
                     ids_from=self._hand_over_from() if taken else None,
                 )
                 return PromptCount(counted.prompts, Source.LOCAL, counted.kind, counted.prefix, counted.ids)
@@ -344,16 +346,12 @@ class ModelCounter:
     ) -> Counted:
         if self._source is None:
             raise NeedsEngineError(self._unavailable)
-        trust = self._trust(api)
-        work = functools.partial(
-            count_body,
-            *(self._source, api, body, max_model_len, distrusted),
-            kinds=trust.kinds if kinds is None else kinds,
-            excludes_unused=trust.excludes_unused if excludes_unused is None else excludes_unused,
-            key=self._key,
-            ids_from=ids_from,
-        )
-        return await self._do(flow, api, body, size, work)
+        if kinds is None or excludes_unused is None:
+            trust = self._trust(api)
+            kinds, excludes_unused = trust.kinds, trust.excludes_unused
+        given = (self._source, api, body, max_model_len, distrusted)
+        work = functools.partial(count_body, *given, kinds=kinds, excludes_unused=excludes_unused, key=self._key)
+        return await self._do(flow, api, body, size, functools.partial(work, ids_from=ids_from))
 
     async def _do(self, flow: str, api: Api, body: bytes, size: int, work: Callable[[], R]) -> R:
         """Do work on a body that counts as so many bytes: at once if it is and stays little, else in the pool."""
