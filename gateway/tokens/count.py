@@ -3,6 +3,8 @@
 from dataclasses import field
 from enum import StrEnum
 
+import msgspec
+
 from gateway.admission.events import Prefix
 from gateway.admission.value import value
 from gateway.tokens.features import Kind
@@ -60,3 +62,14 @@ class CountUnavailableError(Exception):
 
 class CountingOverloadedError(Exception):
     """Too many bytes of prompts already wait to be counted; the client should retry later."""
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """What a counting function returns, also from another process: the tokens of a request's prompts, in order."""
+
+    prompts: tuple[int, ...]
+    kind: Kind
+    prefix: Prefix = ()
+    """Leading parts of its prompt, if it has exactly one and the engine may find it in its cache."""
+    ids: bytes = b""
+    """The token ids of its prompt as a JSON array, if they were asked for."""

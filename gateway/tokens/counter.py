@@ -9,7 +9,9 @@ from typing import TypeVar
 
 import msgspec
 
+from gateway.tokens.body_fields import dear_values
 from gateway.tokens.count import (
+    Counted,
     CountingOverloadedError,
     CountUnavailableError,
     PromptCount,
@@ -18,12 +20,13 @@ from gateway.tokens.count import (
 )
 from gateway.tokens.drift import LIMIT, WINDOW, Drift, DriftWatch, Part
 from gateway.tokens.engine_count import EngineCounter, QuestionRefusedError, RouteMissingError, Target
+from gateway.tokens.estimate import estimate_body
 from gateway.tokens.features import ALL, Feature, Kind
 from gateway.tokens.fields import OURS
 from gateway.tokens.hand_over import PROBED, HandOver
 from gateway.tokens.interruption import TooMuchHereError, limited
 from gateway.tokens.loading import Tokenizers
-from gateway.tokens.local_count import Counted, count_body, dear_values, estimate_body
+from gateway.tokens.local_count import count_body
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.pool import CountingPool, WorkerDiedError
 from gateway.tokens.prefix import new_key

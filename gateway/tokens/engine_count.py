@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.runtime.places import Places
 from gateway.tokens.count import CountUnavailableError
-from gateway.tokens.local_count import CountedIn, EngineCall, EngineWork
+from gateway.tokens.engine_work import CountedIn, EngineCall, EngineWork
 from gateway.tokens.render import cut
 from gateway.wire.engine_kinds import VLLM, EngineKind, Meaning
 from gateway.wire.request import InvalidRequestError

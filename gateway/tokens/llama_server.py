@@ -2,8 +2,9 @@
 
 import json
 
+from gateway.tokens.engine_work import CountedIn, EngineCall, EngineWork
 from gateway.tokens.features import Kind, features
-from gateway.tokens.local_count import CountedIn, EngineCall, EngineWork, fitting
+from gateway.tokens.length_bound import fitting
 from gateway.tokens.messages import NeedsEngineError
 from gateway.tokens.normalise import Encoding, text_prompt
 from gateway.wire.request import Api

@@ -4,10 +4,12 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
+from gateway.tokens.engine_work import CountedIn, EngineCall, EngineWork, engine_work
+from gateway.tokens.estimate import brings_media
 from gateway.tokens.features import Kind, features
 from gateway.tokens.fields import prompt_fields
+from gateway.tokens.length_bound import fitting
 from gateway.tokens.llama_server import llama_server_work
-from gateway.tokens.local_count import CountedIn, EngineCall, EngineWork, brings_media, engine_work, fitting
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.normalise import Encoding, text_prompt
 from gateway.wire.engine_kinds import LLAMA_SERVER, SGLANG, TGI, VLLM

@@ -232,7 +232,7 @@ OTHER_FIELDS = frozenset(
     }
 )  # fmt: skip
 """All other fields, of all kinds. `response_format` and `json_schema` enter the prompts only of models that the engine
-counts: see `gateway.tokens.local_count.engine_work`."""
+counts: see `gateway.tokens.engine_work.engine_work`."""
 
 _REPLACES = "it would replace the prompt that was counted"
 _ROUTES = "it is for a router of the engine's own, and would have it fetch from, or answer to, another machine"

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from gateway.tokens.count import Source
 from gateway.tokens.counter import ModelCounter
 from gateway.tokens.engine_count import EngineCounter, Target
+from gateway.tokens.engine_work import engine_work
 from gateway.tokens.features import Feature
 from gateway.tokens.loading import Tokenizers
-from gateway.tokens.local_count import engine_work
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import TokenizerSource
 from gateway.wire.request import Api, parse

@@ -18,10 +18,11 @@ from gateway.tokens import local_count
 from gateway.tokens.count import Source
 from gateway.tokens.counter import ModelCounter
 from gateway.tokens.engine_count import EngineCounter, Target
+from gateway.tokens.engine_work import EngineCall, engine_work
 from gateway.tokens.fast_tokenizer import FastTokenizer
 from gateway.tokens.features import Feature
 from gateway.tokens.loading import Tokenizers
-from gateway.tokens.local_count import EngineCall, count_body, engine_work
+from gateway.tokens.local_count import count_body
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.pool import CountingPool
 from gateway.tokens.render import Renderer, TokenizerSource, cut

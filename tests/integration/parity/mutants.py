@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.tokens import local_count, message_shape, messages, messages_api, normalise, render, responses_api
+from gateway.tokens import message_shape, messages, messages_api, normalise, prompts, render, responses_api
 from gateway.tokens.message_shape import ContentFormat, fold_developer
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
@@ -62,7 +62,7 @@ def defer_loading_not_handed_down(patch: pytest.MonkeyPatch) -> None:
 def no_tools_where_the_choice_is_none(patch: pytest.MonkeyPatch) -> None:
     _result(
         patch,
-        local_count,
+        prompts,
         "chat_prompt",
         lambda made, fields: replace(made, tools=None) if fields.get("tool_choice") == "none" else made,
     )
@@ -215,7 +215,7 @@ def thinking_dropped(patch: pytest.MonkeyPatch) -> None:
 def special_tokens_added_to_chats(patch: pytest.MonkeyPatch) -> None:
     _result(
         patch,
-        local_count,
+        prompts,
         "chat_prompt",
         lambda made, *_: replace(made, encoding=replace(made.encoding, add_special_tokens=True)),
     )
@@ -225,7 +225,7 @@ def special_tokens_added_to_chats(patch: pytest.MonkeyPatch) -> None:
 def no_special_tokens_in_completions(patch: pytest.MonkeyPatch) -> None:
     _result(
         patch,
-        local_count,
+        prompts,
         "text_prompt",
         lambda made, *_: replace(made, encoding=replace(made.encoding, add_special_tokens=False)),
     )
@@ -235,7 +235,7 @@ def no_special_tokens_in_completions(patch: pytest.MonkeyPatch) -> None:
 def no_special_tokens_in_responses(patch: pytest.MonkeyPatch) -> None:
     _result(
         patch,
-        local_count,
+        prompts,
         "from_responses",
         lambda made, *_: replace(made, encoding=replace(made.encoding, add_special_tokens=False)),
     )
@@ -296,7 +296,7 @@ def effort_overrides_the_wish_to_think(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def one_template_with_tools_and_without(patch: pytest.MonkeyPatch) -> None:
-    _result(patch, local_count, "chat_prompt", lambda made, *_: replace(made, tools=None))
+    _result(patch, prompts, "chat_prompt", lambda made, *_: replace(made, tools=None))
 
 
 @mutant
@@ -308,7 +308,7 @@ def truncation_ignored(patch: pytest.MonkeyPatch) -> None:
 def no_room_left_by_truncation(patch: pytest.MonkeyPatch) -> None:
     _result(
         patch,
-        local_count,
+        prompts,
         "text_prompt",
         lambda made, *_: replace(made, encoding=replace(made.encoding, output_budget=False)),
     )

@@ -11,8 +11,8 @@ import pytest
 from gateway.runtime.descriptors import OutOfDescriptorsError
 from gateway.tokens.count import CountUnavailableError
 from gateway.tokens.engine_count import _MOST_CALLS, EngineCounter, QuestionRefusedError, RouteMissingError
+from gateway.tokens.engine_work import CountedIn, EngineCall, EngineWork
 from gateway.tokens.features import Kind
-from gateway.tokens.local_count import CountedIn, EngineCall, EngineWork
 from gateway.tokens.normalise import Encoding
 from gateway.wire.engine_kinds import LLAMA_SERVER, VLLM
 from gateway.wire.request import Api, InvalidRequestError

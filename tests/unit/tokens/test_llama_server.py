@@ -3,8 +3,8 @@ import json
 import pytest
 
 from gateway.tokens.count import PromptTooLongError
+from gateway.tokens.engine_work import CountedIn
 from gateway.tokens.llama_server import llama_server_work
-from gateway.tokens.local_count import CountedIn
 from gateway.tokens.messages import NeedsEngineError
 from gateway.wire.request import Api, InvalidRequestError
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from gateway.tokens.count import PromptTooLongError
-from gateway.tokens.local_count import CountedIn
+from gateway.tokens.engine_work import CountedIn
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.work import WORK, sglang_work, tgi_work
 from gateway.wire.engine_kinds import KINDS
