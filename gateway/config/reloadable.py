@@ -34,7 +34,7 @@ _TABLE: Mapping[Needs, tuple[str, ...]] = {
     Needs.NOTHING: (
         *("server.max_body_bytes", "server.max_header_bytes", "server.body_timeout", "server.shutdown_timeout"),
         *("server.body_min_rate", "server.max_connections", "server.trusted_flow_header"),
-        "server.trusted_objectives",
+        *("server.trusted_objectives", "server.allowed_origins"),
         *("server.tls_cert", "server.tls_key"),
         *("models[].endpoints[].url", "models[].endpoints[].api_key", "models[].endpoints[].api_key_file"),
         *("models[].endpoints[].tls.verify", "models[].endpoints[].tls.ca_file"),

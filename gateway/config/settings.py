@@ -35,6 +35,15 @@ def _mode(mode: str) -> str:
 _MODE = re.compile("0?[0-7]{3}")
 
 
+def _origin(origin: str) -> str:
+    if not _ORIGIN.fullmatch(origin):
+        raise ValueError("expected an origin, as https://chat.example.com or http://localhost:3000, or `*` for any")
+    return origin.lower()
+
+
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+|\*")
+
+
 class ServerSettings(Section):
     """The addresses kvgate listens on, and the limits on its clients."""
 
@@ -83,6 +92,12 @@ class ServerSettings(Section):
         description="Folder for what kvgate keeps between starts: past output lengths, without text or names of "
         "clients. `auto`: systemd's `StateDirectory`, else `kvgate` in `$XDG_STATE_HOME` or `~/.local/state`; `none` "
         "keeps nothing.",
+    )
+    allowed_origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = Field(
+        (),
+        description="Origins of the web pages that may use the routes of clients from a browser, as vLLM's "
+        "`--allowed-origins`; `*` lets in every page that somebody here opens. Never for the admin routes.",
+        examples=[["https://chat.example.com"]],
     )
     trusted_flow_header: str | None = Field(
         None, description="Header in which a trusted proxy names the flow; without it, the key's name or the address."

@@ -10,6 +10,7 @@ from gateway.ops.otlp.trace import Trace
 from gateway.relay.body_intake import read_request
 from gateway.relay.client_departure import while_connected
 from gateway.relay.client_identity import Client, UnknownKeyError
+from gateway.relay.cross_origin import answer_preflight, is_preflight, permission, permitting
 from gateway.relay.exchange import Exchange, RefusedError, Reporter
 from gateway.relay.fallback import serve
 from gateway.relay.models import list_models
@@ -70,6 +71,13 @@ class Gateway:
             scope = {**scope, "method": "GET"}
         path: str = scope["path"]
         route = find(scope["method"], path)
+        allowed = methods(path) if route is None else ()
+        if route is None and not allowed:
+            await self.admin(scope, receive, send)
+            return
+        permitted = permission(scope, self._plane.settings.server.allowed_origins)
+        if permitted is not None:
+            scope, send = permitting(scope, send, permitted)
         if route is not None:
             self.active += 1
             try:
@@ -78,10 +86,10 @@ class Gateway:
                 self.active -= 1
                 if not self.active:
                     self._idle.set()
-        elif allowed := methods(path):
-            await send_answer(send, _wrong_method(scope["method"], allowed))
+        elif permitted is not None and is_preflight(scope):
+            await answer_preflight(scope, send, allowed)
         else:
-            await self.admin(scope, receive, send)
+            await send_answer(send, _wrong_method(scope["method"], allowed))
 
     async def _serve(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         plane = self._plane

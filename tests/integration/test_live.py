@@ -68,6 +68,7 @@ async def test_every_setting_that_is_live_changes_under_load_and_no_request_fail
             "body_min_rate": 1,
             "max_connections": 500,
             "trusted_objectives": {"batch": 2},
+            "allowed_origins": ["https://chat.example.com"],
         },
         "models": [
             {

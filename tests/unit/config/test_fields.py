@@ -109,3 +109,14 @@ def test_tls_needs_both_files_and_an_address():
 )
 def test_only_loopback_addresses_are_taken(host, is_one):
     assert is_loopback(host) is is_one
+
+
+@pytest.mark.parametrize("origin", ["https://chat.example.com", "http://localhost:3000", "app://obsidian.md", "*"])
+def test_a_page_is_let_in_by_its_origin(origin):
+    assert ServerSettings(allowed_origins=[origin]).allowed_origins == (origin,)
+
+
+@pytest.mark.parametrize("origin", ["chat.example.com", "https://chat.example.com/", "https://", "https://a b", ""])
+def test_what_no_browser_calls_an_origin_is_refused(origin):
+    with pytest.raises(ValidationError, match="origin"):
+        ServerSettings.model_validate({"allowed_origins": [origin]})
