@@ -33,6 +33,8 @@ _FIRST_FINAL = 200
 """Lower statuses are interim: the answer follows."""
 _LAST = 599
 """Higher statuses are undefined (RFC 9110, 15)."""
+_SERVER_FAILED = 500
+"""uvicorn, and so vLLM and SGLang, ends the connection after it and does not say so: the next request would be lost."""
 BODILESS = frozenset({204, 304})
 """Their `Content-Length` announces no body, and a 204 has none (RFC 9110, 8.6)."""
 _TCP_INFO = struct.Struct("=B119xQ")
@@ -304,7 +306,7 @@ class Connection(asyncio.Protocol):
             return
         self._complete = True
         self._between = False
-        self._keep_alive = self._parser.should_keep_alive()
+        self._keep_alive = self._parser.should_keep_alive() and self.status != _SERVER_FAILED
         self._wake()
 
     # Helpers.

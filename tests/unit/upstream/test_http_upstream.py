@@ -115,6 +115,22 @@ async def test_a_request_that_dies_on_a_fresh_connection_is_not_sent_again(serve
     assert server.connections == 1
 
 
+async def test_no_request_goes_out_on_a_connection_whose_server_failed(server: Server) -> None:
+    """uvicorn ends it after a 500, without saying so: the next request would be lost with it."""
+
+    async def fails_and_ends(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+        writer.write(WHOLE.replace(b"200 OK", b"500 Internal Server Error"))
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await server.head(reader)
+
+    server.scripts = [fails_and_ends, server.answer]
+    async with upstream() as client:
+        assert await fetch(client, server.url) == b"ok"
+        assert await fetch(client, server.url) == b"ok"
+    assert server.connections == 2
+
+
 async def test_a_request_whose_answer_has_begun_is_not_sent_again(server: Server) -> None:
     async def tears_the_second_head(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await server.head(reader)
