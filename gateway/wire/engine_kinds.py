@@ -77,6 +77,8 @@ class EngineKind:
         health: the route that answers 200 while it is well.
         gauges: the route that is read at each probe; None if it has none.
         about: the routes that may tell the rest of its identity; the first that answers counts.
+        telling: a text in each of those answers that tells something: after one that does, one that does not changes
+            nothing.
         kv_out: what it does when its KV cache runs out.
         over_length: what it does with a prompt that is too long.
         errors: what its errors mean.
@@ -94,6 +96,7 @@ class EngineKind:
     gauges: str | None
     about: tuple[str, ...]
     kv_out: KvOut
+    telling: bytes = b""
     sign: tuple[str, str] | None = None
     health: str = "/health"
     over_length: OverLength = OverLength.REFUSE
@@ -207,6 +210,7 @@ OLLAMA = EngineKind(
     None,
     ("/api/ps",),
     KvOut.NEVER,
+    telling=b'"context_length"',
     sign=("/", "Ollama is running"),
     health="/",
     over_length=OverLength.TRUNCATE,
@@ -214,8 +218,9 @@ OLLAMA = EngineKind(
     caseless=True,
     clamps=True,
 )
-"""Each of its slots has a cache of its own. It loads a model with the first request for it. It reads a body by Go's
-`encoding/json`: of `model` and `Model`, the one that comes last."""
+"""Each of its slots has a cache of its own. It loads a model with the first request for it, and unloads it after five
+minutes without one: then it tells no length until the next. It reads a body by Go's `encoding/json`: of `model` and
+`Model`, the one that comes last."""
 
 KINDS = {kind.name: kind for kind in (VLLM, LLAMA_SERVER, SGLANG, TGI, TENSORRT_LLM, OLLAMA)}
 _BY_OWNER = {kind.owner: kind for kind in KINDS.values() if kind.owner is not None}

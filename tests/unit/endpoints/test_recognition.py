@@ -4,11 +4,12 @@ import httpx
 import pytest
 
 from gateway.config.endpoint import Reached
+from gateway.endpoints.foreign import OLLAMA_LENGTH
 from gateway.endpoints.identity import UnidentifiedError
 from gateway.endpoints.probe import Prober
 from gateway.endpoints.recognition import find_kind, identify_as
 from gateway.endpoints.replies import NoReply, Reply
-from gateway.wire.engine_kinds import SGLANG, TENSORRT_LLM, VLLM
+from gateway.wire.engine_kinds import OLLAMA, SGLANG, TENSORRT_LLM, VLLM
 
 
 class Engine:
@@ -93,6 +94,20 @@ async def test_what_a_route_told_holds_until_it_tells_otherwise_or_is_gone(asked
     assert await version() == "1"
     engine.routes = {"/get_server_info": b'{"version":"2"}'}
     assert await version() == "2"
+
+
+async def test_an_ollama_that_has_unloaded_its_model_has_the_length_that_it_told(asked_of):
+    engine, known = Engine(), {}
+    prober = asked_of(engine)
+
+    async def length(body):
+        engine.routes["/api/ps"] = body
+        return (await identify_as(OLLAMA, prober, Reached(), models("library"), known)).max_model_len
+
+    assert await length(b'{"models":[]}') == OLLAMA_LENGTH
+    assert await length(b'{"models":[{"name":"m","context_length":32768}]}') == 32768
+    assert await length(b'{"models":[]}') == 32768
+    assert await length(b'{"models":[{"name":"m","context_length":8192}]}') == 8192
 
 
 async def test_a_length_is_as_configured_else_as_told(asked_of):
