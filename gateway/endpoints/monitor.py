@@ -417,6 +417,7 @@ class EndpointMonitor:
             return
         self._kind, self._metrics, self._read = kind, None, READERS[kind.name].metrics()
         self._has_gauges = True
+        self._progress.loads = kind.loads
         metrics = await self._gauges()
         if isinstance(metrics, Reply) and metrics.ok:
             self._take_metrics(metrics)

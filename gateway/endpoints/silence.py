@@ -71,10 +71,12 @@ class SilenceMeter:
 
     Attributes:
         hung_after: least seconds without progress that count as a hang.
+        loads: seconds that a request may wait for its first token while its engine loads the model for it.
     """
 
     def __init__(self, hung_after: float) -> None:
         self.hung_after = hung_after
+        self.loads = 0.0
         self._requests: dict[RequestId, _Tracked] = {}
         self._streams: dict[RequestId, _Tracked] = {}
         """Those of them that stream; both are in the order of dispatch."""
@@ -224,7 +226,7 @@ class SilenceMeter:
         return self._endpoint_silence(now) >= self.hung_after / 2
 
     def patience(self, *, busy: bool | None, alone: bool = False) -> float:
-        """Allowed seconds of silence, without the time for prefills.
+        """Allowed seconds of silence, without the time for a load or prefills.
 
         Args:
             busy: whether the engine's processes compute; None if they cannot be seen.
@@ -242,8 +244,8 @@ class SilenceMeter:
             return None
         quiet = min(self._endpoint_silence(now), self._silent_before + self._longest(now))  # as in `finished`
         # Prefills end one by one, so expect the silence of the longest.
-        prefill = PREFILL_TIMES * max((self._prefill(r) for r in watched.values()), default=0.0)
-        if quiet < max(self.patience(busy=busy), prefill):
+        beginning = max(self._beginning(r) for r in watched.values())
+        if quiet < max(self.patience(busy=busy), beginning):
             return None
         own = sorted(self._request_silence(r, now) for r in watched.values() if not r.evacuated)
         # A burst waits at the same time, however many it has: of those here the two longest count.
@@ -252,7 +254,7 @@ class SilenceMeter:
             reason = f"no progress for {quiet:.0f} s with {len(self._requests)} requests in flight"
             return Silence(SilenceCause.HUNG, reason, tuple(watched))
         shortest = min(self._request_silence(r, now) for r in watched.values())
-        if len(own) > 1 or shortest < max(self.patience(busy=busy, alone=True), prefill):
+        if len(own) > 1 or shortest < max(self.patience(busy=busy, alone=True), beginning):
             return None
         cause = SilenceCause.ALONE if own else SilenceCause.EVACUATED
         return Silence(cause, f"the only request on it has had no token for {shortest:.0f} s", tuple(watched))
@@ -265,7 +267,7 @@ class SilenceMeter:
         return [
             key
             for key, r in self._streams.items()
-            if not r.started and now - max(r.since, self._queued_at) >= max(most, PREFILL_TIMES * self._prefill(r))
+            if not r.started and now - max(r.since, self._queued_at) >= max(most, self._beginning(r))
         ]
 
     def _visible(self, tracked: _Tracked, now: float) -> bool:
@@ -292,8 +294,11 @@ class SilenceMeter:
         since = tracked.since if tracked.streams else max(tracked.since, self._unseen_until)
         return now - max(since, self._measured_from)
 
-    def _prefill(self, tracked: _Tracked) -> float:
-        return 0.0 if tracked.started else tracked.prompt_tokens / self.prefill_rate
+    def _beginning(self, tracked: _Tracked) -> float:
+        """Seconds that may pass until its first token."""
+        if tracked.started:
+            return 0.0
+        return max(self.loads, PREFILL_TIMES * tracked.prompt_tokens / self.prefill_rate)
 
     def _fresh(self, now: float) -> bool:
         return now - self._scraped_at < self.hung_after / 2

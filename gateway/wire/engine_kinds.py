@@ -75,6 +75,7 @@ class EngineKind:
         owner: `owned_by` of its model cards, by which it is recognised; None if that tells nothing.
         sign: a route and a text in its answer, by which one without an owner is recognised.
         health: the route that answers 200 while it is well.
+        loads: seconds that a request may wait for its first token because it has its model loaded.
         gauges: the route that is read at each probe; None if it has none.
         about: the routes that may tell the rest of its identity; the first that answers counts.
         telling: a text in each of those answers that tells something: after one that does, one that does not changes
@@ -99,6 +100,7 @@ class EngineKind:
     telling: bytes = b""
     sign: tuple[str, str] | None = None
     health: str = "/health"
+    loads: float = 0.0
     over_length: OverLength = OverLength.REFUSE
     errors: tuple[Said, ...] = ()
     ill: str = "the engine is dead"
@@ -213,13 +215,15 @@ OLLAMA = EngineKind(
     telling=b'"context_length"',
     sign=("/", "Ollama is running"),
     health="/",
+    loads=300.0,
     over_length=OverLength.TRUNCATE,
     errors=(Said(Meaning.BUSY, "server busy, please try again.", (503,)),),
     caseless=True,
     clamps=True,
 )
-"""Each of its slots has a cache of its own. It loads a model with the first request for it, and unloads it after five
-minutes without one: then it tells no length until the next. It reads a body by Go's `encoding/json`: of `model` and
+"""Each of its slots has a cache of its own. It loads a model with the first request for it, gives that up when the
+client leaves, and by itself once a load stands still for `OLLAMA_LOAD_TIMEOUT`, five minutes. After five minutes without
+a request it unloads it, and tells no length until the next. It reads a body by Go's `encoding/json`: of `model` and
 `Model`, the one that comes last."""
 
 KINDS = {kind.name: kind for kind in (VLLM, LLAMA_SERVER, SGLANG, TGI, TENSORRT_LLM, OLLAMA)}

@@ -1053,6 +1053,20 @@ async def test_an_engine_with_another_health_route_is_found_by_its_first_probe(m
 
 
 @pytest.mark.usefixtures("ollama")
+async def test_an_ollama_that_loads_its_model_is_not_called_hung(monitor, told, clock):
+    """It gives up the load when its clients have left, so that a model that takes long would never be there."""
+    await monitor.probe()
+    told.take()
+    monitor.dispatched(A, 100)
+    monitor.dispatched(B, 100)
+    await pass_time(monitor, clock, 299)
+    assert (told.take(), told.expired) == ([], [])
+    monitor.progressed([A, B])
+    await pass_time(monitor, clock, 30)
+    assert [kind for kind, *_ in told.take()] == ["down", "evacuate"]
+
+
+@pytest.mark.usefixtures("ollama")
 async def test_an_engine_of_another_kind_than_before_is_found_again(monitor, told, vllm):
     await monitor.probe()
     vllm.answers = {"/version": b'{"version":"0.32.0"}', "/is_sleeping": 404, "/": 404}

@@ -288,6 +288,16 @@ def test_before_anything_was_measured_a_slow_engine_is_assumed(work):
     assert cause(work, 201.0) is SilenceCause.ALONE
 
 
+def test_an_engine_that_loads_its_model_for_a_request_has_the_time_for_that_until_its_first_token(work):
+    work.loads = 300.0
+    work.dispatched(A, 10, 0.0)
+    work.dispatched(B, 10, 0.0)
+    assert begins(work, SilenceCause.HUNG) == 300
+    work.progressed([A, B], 200.0)
+    assert cause(work, 200.0 + HUNG_AFTER - 1) is None
+    assert cause(work, 200.0 + HUNG_AFTER) is SilenceCause.HUNG
+
+
 # Requests that do not stream.
 
 
