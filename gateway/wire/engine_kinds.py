@@ -222,9 +222,9 @@ OLLAMA = EngineKind(
     clamps=True,
 )
 """Each of its slots has a cache of its own. It loads a model with the first request for it, gives that up when the
-client leaves, and by itself once a load stands still for `OLLAMA_LOAD_TIMEOUT`, five minutes. After five minutes without
-a request it unloads it, and tells no length until the next. It reads a body by Go's `encoding/json`: of `model` and
-`Model`, the one that comes last."""
+client leaves, and by itself once a load stands still for `OLLAMA_LOAD_TIMEOUT`, five minutes. After five minutes
+without a request it unloads it, and tells no length until the next. It reads a body by Go's `encoding/json`: of `model`
+and `Model`, the one that comes last."""
 
 KINDS = {kind.name: kind for kind in (VLLM, LLAMA_SERVER, SGLANG, TGI, TENSORRT_LLM, OLLAMA)}
 _BY_OWNER = {kind.owner: kind for kind in KINDS.values() if kind.owner is not None}
