@@ -234,11 +234,24 @@ def identify_tensorrt_llm(models: bytes, about: bytes | None) -> Identity:
 
 def identify_ollama(models: bytes, about: bytes | None) -> Identity:
     """Of its model list and `/api/ps`, which tells the context of each loaded model. Raises UnidentifiedError."""
-    told = _read(_processes, about) or _Processes([])
     names = sorted(_names(models, "Ollama"))  # it lists those first that were changed last
     short = [name.removesuffix(_LATEST) for name in names if name.endswith(_LATEST)]
-    length = min([model.context_length for model in told.models if model.context_length], default=OLLAMA_LENGTH)
+    length = _longest(about) or OLLAMA_LENGTH
     return _plain(OLLAMA.name, check_names([*names, *short]), length, slots=OLLAMA_SLOTS)
+
+
+def longer(before: bytes | None, now: bytes) -> bytes:
+    """Of two answers of an Ollama's `/api/ps` the one with the longer context.
+
+    Each tells of the models that are loaded now: a small one, as for embeddings, shortens no other, nor does an unload.
+    """
+    return before if before is not None and _longest(before) > _longest(now) else now
+
+
+def _longest(about: bytes | None) -> int:
+    """The longest context of the models that an Ollama has loaded, in tokens; 0 if it tells none."""
+    told = _read(_processes, about) or _Processes([])
+    return max([model.context_length for model in told.models], default=0)
 
 
 def plain_capacity(_metrics: EngineMetrics, identity: Identity, settings: Reached) -> Capacity:

@@ -18,6 +18,7 @@ from gateway.endpoints.foreign import (
     identify_sglang,
     identify_tensorrt_llm,
     identify_tgi,
+    longer,
     no_gauges,
     plain_capacity,
 )
@@ -36,6 +37,8 @@ class Readers(NamedTuple):
     capacity: Callable[[EngineMetrics, Identity, Reached], Capacity]
     unscraped: EngineMetrics = EngineMetrics()
     """What stands for a scrape that never came."""
+    holding: Callable[[bytes | None, bytes], bytes] = lambda _before, now: now
+    """Which of two answers of `EngineKind.about` holds: the one before, if any, or the one of now."""
 
 
 def _vllm_metrics(body: bytes, _settings: Reached) -> EngineMetrics:
@@ -68,5 +71,5 @@ READERS = {
         EngineMetrics(missing=gauges_missing(TGI_GAUGES)),
     ),
     TENSORRT_LLM.name: Readers(lambda: IterationReader().read, identify_tensorrt_llm, gauged_capacity),
-    OLLAMA.name: Readers(lambda: no_gauges, identify_ollama, plain_capacity),
+    OLLAMA.name: Readers(lambda: no_gauges, identify_ollama, plain_capacity, holding=longer),
 }

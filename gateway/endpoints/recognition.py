@@ -42,7 +42,7 @@ async def identify_as(
         prober: asks it.
         settings: of the endpoint.
         models: its answer to `/v1/models`.
-        known: its last answers by route, kept here: one holds where the route does not answer now, or tells nothing.
+        known: its last answers by route, kept here: one holds where the route does not answer now, or tells less.
 
     Raises:
         UnidentifiedError: it does not tell its models, or no length, and none is configured.
@@ -78,8 +78,7 @@ async def _about(kind: EngineKind, prober: Prober, known: dict[str, bytes]) -> b
     for route in kind.about:
         reply = await prober.get(route)
         if isinstance(reply, Reply) and reply.ok:
-            if kind.telling in reply.body or route not in known:
-                known[route] = reply.body
+            known[route] = READERS[kind.name].holding(known.get(route), reply.body)
         elif isinstance(reply, Reply) and reply.status < HTTPStatus.INTERNAL_SERVER_ERROR:
             known.pop(route, None)
         if route in known:

@@ -78,8 +78,6 @@ class EngineKind:
         loads: seconds that a request may wait for its first token because it has its model loaded.
         gauges: the route that is read at each probe; None if it has none.
         about: the routes that may tell the rest of its identity; the first that answers counts.
-        telling: a text in each of those answers that tells something: after one that does, one that does not changes
-            nothing.
         kv_out: what it does when its KV cache runs out.
         over_length: what it does with a prompt that is too long.
         errors: what its errors mean.
@@ -97,7 +95,6 @@ class EngineKind:
     gauges: str | None
     about: tuple[str, ...]
     kv_out: KvOut
-    telling: bytes = b""
     sign: tuple[str, str] | None = None
     health: str = "/health"
     loads: float = 0.0
@@ -212,7 +209,6 @@ OLLAMA = EngineKind(
     None,
     ("/api/ps",),
     KvOut.NEVER,
-    telling=b'"context_length"',
     sign=("/", "Ollama is running"),
     health="/",
     loads=300.0,
@@ -222,9 +218,9 @@ OLLAMA = EngineKind(
     clamps=True,
 )
 """Each of its slots has a cache of its own. It loads a model with the first request for it, gives that up when the
-client leaves, and by itself once a load stands still for `OLLAMA_LOAD_TIMEOUT`, five minutes. After five minutes
-without a request it unloads it, and tells no length until the next. It reads a body by Go's `encoding/json`: of `model`
-and `Model`, the one that comes last."""
+client leaves, and by itself once a load stands still for `OLLAMA_LOAD_TIMEOUT`, five minutes. It unloads one for which
+no request came for so long, or for another, and tells the lengths of those that are loaded. It reads a body by Go's
+`encoding/json`: of `model` and `Model`, the one that comes last."""
 
 KINDS = {kind.name: kind for kind in (VLLM, LLAMA_SERVER, SGLANG, TGI, TENSORRT_LLM, OLLAMA)}
 _BY_OWNER = {kind.owner: kind for kind in KINDS.values() if kind.owner is not None}

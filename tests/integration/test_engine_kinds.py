@@ -320,6 +320,26 @@ async def test_an_ollama_that_has_loaded_nothing_has_the_least_length() -> None:
             assert (await the_endpoint(running))["max_model_len"] == 4096
 
 
+async def test_what_waits_for_an_ollama_stays_though_a_small_model_is_loaded_beside(monkeypatch: Any) -> None:
+    monkeypatch.setattr("gateway.endpoints.monitor.IDENTITY_INTERVAL", 0.2)
+    loaded = [{"name": "m:latest", "context_length": LENGTH}]
+    async with FakeEngine("ollama") as fake:
+        fake.get["/api/ps"] = lambda _: {"models": loaded}
+        async with in_front(fake) as running:
+            fake.free.clear()
+            asked = [asyncio.create_task(running.client.post(CHAT, json=ASKED)) for _ in range(3)]
+
+            async def waits() -> bool:
+                return sum(queue["depth"] for queue in (await running.state())["queues"]) == 2
+
+            await until(waits)
+            loaded.append({"name": "embeds:latest", "context_length": 8})
+            seen = fake.asked.count("/api/ps")
+            await until(lambda: fake.asked.count("/api/ps") >= seen + 3)
+            fake.free.set()
+            assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200, 200, 200]
+
+
 async def test_an_sglang_that_counts_no_conversation_is_not_refused_for_it(tmp_path: Any) -> None:
     folder = make_tokenizer(tmp_path)
     async with FakeEngine("sglang", counts_chats=False) as fake, in_front(fake, tokenizer=folder) as running:

@@ -138,12 +138,14 @@ def test_tensorrt_llm_tells_no_length():
     assert identify_tensorrt_llm(models("m"), b'{"version":"1.2"}').max_model_len == 0
 
 
-def test_an_ollama_has_the_shortest_context_that_is_loaded():
+def test_an_ollama_has_the_longest_context_that_is_loaded():
+    """A small model beside, as for embeddings, shortens no other."""
+
     def loaded(*lengths):
         return json.dumps({"models": [{"name": "x", "context_length": length} for length in lengths]}).encode()
 
     identity = identify_ollama(models("a:latest", "b:7b"), loaded(8192, 2048))
-    assert (identity.names, identity.max_model_len, identity.slots) == (("a:latest", "b:7b", "a"), 2048, 1)
+    assert (identity.names, identity.max_model_len, identity.slots) == (("a:latest", "b:7b", "a"), 8192, 1)
     assert identify_ollama(models("a"), loaded()).max_model_len == OLLAMA_LENGTH
     assert identify_ollama(models("a"), None).max_model_len == OLLAMA_LENGTH
 

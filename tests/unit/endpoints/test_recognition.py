@@ -96,18 +96,22 @@ async def test_what_a_route_told_holds_until_it_tells_otherwise_or_is_gone(asked
     assert await version() == "2"
 
 
-async def test_an_ollama_that_has_unloaded_its_model_has_the_length_that_it_told(asked_of):
+async def test_an_ollama_has_the_longest_length_that_it_told_whatever_it_has_loaded_now(asked_of):
     engine, known = Engine(), {}
     prober = asked_of(engine)
 
-    async def length(body):
-        engine.routes["/api/ps"] = body
+    async def length(**loaded):
+        told = [{"name": name, "context_length": context} for name, context in loaded.items()]
+        engine.routes["/api/ps"] = json.dumps({"models": told}).encode()
         return (await identify_as(OLLAMA, prober, Reached(), models("library"), known)).max_model_len
 
-    assert await length(b'{"models":[]}') == OLLAMA_LENGTH
-    assert await length(b'{"models":[{"name":"m","context_length":32768}]}') == 32768
-    assert await length(b'{"models":[]}') == 32768
-    assert await length(b'{"models":[{"name":"m","context_length":8192}]}') == 8192
+    assert await length() == OLLAMA_LENGTH, "it has told none"
+    assert await length(embeds=256) == 256
+    assert await length(embeds=256, chats=32768) == 32768
+    assert await length(embeds=256) == 32768
+    assert await length() == 32768
+    known.clear()  # it may be another one
+    assert await length() == OLLAMA_LENGTH
 
 
 async def test_a_length_is_as_configured_else_as_told(asked_of):
