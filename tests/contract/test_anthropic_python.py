@@ -1,6 +1,5 @@
 """Anthropic's Python SDK with nothing changed but its base URL."""
 
-import anthropic
 import pytest
 
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
@@ -12,6 +11,8 @@ HELLO = [{"role": "user", "content": "one two"}]
 
 
 def sdk(kvgate, key="unused", **options):
+    import anthropic
+
     return anthropic.AsyncAnthropic(base_url=f"http://127.0.0.1:{kvgate.port}", api_key=key, **options)
 
 
@@ -30,6 +31,8 @@ async def test_answers_whole_and_streamed():
 
 
 async def test_a_refusal_is_the_sdks_own_error_and_not_retried():
+    import anthropic
+
     settings = FakeSettings(max_model_len=100)
     async with FakeVllm(settings) as fake, gateway(fake) as kvgate, sdk(kvgate, max_retries=5) as client:
         with pytest.raises(anthropic.NotFoundError):
@@ -42,6 +45,8 @@ async def test_a_refusal_is_the_sdks_own_error_and_not_retried():
 
 
 async def test_a_key_is_taken_as_this_sdk_sends_it():
+    import anthropic
+
     auth = {"keys": [{"name": "a", "key": "right"}]}
     async with FakeVllm() as fake, gateway(fake, auth=auth, ready=False) as kvgate:
         async with sdk(kvgate, key="wrong") as client:
@@ -52,6 +57,8 @@ async def test_a_key_is_taken_as_this_sdk_sends_it():
 
 
 async def test_a_stream_that_breaks_raises_what_the_sdk_raises_for_anthropic():
+    import anthropic
+
     async with FakeVllm() as fake, gateway(fake) as kvgate, sdk(kvgate) as client:
         fake.faults.add(Fault(FaultKind.RESET_MID_STREAM, after=3, path=MESSAGES))
         texts = []
@@ -69,6 +76,8 @@ async def test_a_stream_that_breaks_raises_what_the_sdk_raises_for_anthropic():
 
 @pytest.mark.engine
 async def test_a_real_model_answers(kvgate):
+    import anthropic
+
     async with anthropic.AsyncAnthropic(base_url=kvgate.url, api_key="unused", timeout=600) as client:
         question = [{"role": "user", "content": "What is the capital of France?"}]
         asked = {"model": "smollm2", "messages": question, "max_tokens": 30, "extra_body": {"temperature": 0}}

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 import pytest_asyncio
 
@@ -190,6 +189,8 @@ async def test_two_gateways_share_the_work_and_the_death_of_one_fails_nobody(
 
 
 async def finish_by_sdk(url: str) -> str | None:
+    import openai
+
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as sdk:
         stream = await sdk.chat.completions.create(
             model="fake", messages=[{"role": "user", "content": "one two"}], max_tokens=5, stream=True

@@ -4,7 +4,6 @@ import asyncio
 import time
 
 import httpx
-from openai import AsyncOpenAI
 
 from tests.integration.relaying import CHAT, body
 
@@ -16,6 +15,12 @@ def client_of(url):
     """Plain HTTP: a TLS context takes longer to make than most requests take."""
     headers = {"authorization": "Bearer k"}
     return httpx.AsyncClient(base_url=url, timeout=30, headers=headers, trust_env=False, verify=False)  # noqa: S501
+
+
+def sdk_of(url):
+    from openai import AsyncOpenAI
+
+    return AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0, timeout=30, http_client=client_of(url))
 
 
 class Load:
@@ -48,9 +53,7 @@ class Load:
     async def _over_and_over(self, kind):
         async with (
             client_of(self._url) as client,
-            AsyncOpenAI(
-                base_url=f"{self._url}/v1", api_key="k", max_retries=0, timeout=30, http_client=client_of(self._url)
-            ) as sdk,
+            sdk_of(self._url) as sdk,
         ):
             while not self._stop.is_set():
                 try:

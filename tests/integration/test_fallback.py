@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 
 import httpx
-import openai
 import pytest
 
 from tests.fakes.vllm import FakeSettings, FakeVllm
@@ -73,6 +72,8 @@ async def test_in_each_api_the_other_model_answers(path, stream):
 
 
 async def test_openais_client_gets_a_longer_answer_than_its_model_can_give():
+    import openai
+
     async with serving() as (running, _, _):
         client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{running.port}/v1", api_key="x", max_retries=0)
         said = [{"role": "user", "content": "w " * 2000}]

@@ -16,9 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import openai
 import pytest
-from openai.types.chat import ChatCompletionMessageParam
 
 from tests.deploy.stack import find_nginx, nginx
 from tests.fakes.vllm import FakeSettings, FakeVllm
@@ -147,6 +145,8 @@ def put(name: str, folder: Path) -> None:
 
 @WORKERS
 def test_a_certificate_changes_while_the_openai_sdk_streams(tmp_path: Path, engine: str, workers: str) -> None:
+    import openai
+
     with over_tls(tmp_path, engine, "--workers", workers) as kvgate, contextlib.ExitStack() as stack:
         port = kvgate.url.rpartition(":")[2]
 
@@ -159,8 +159,9 @@ def test_a_certificate_changes_while_the_openai_sdk_streams(tmp_path: Path, engi
         assert held.models.list().data[0].id == "fake"
 
         def stream() -> None:
-            messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "one two"}]
-            answer = streams.chat.completions.create(model="fake", max_tokens=2000, messages=messages, stream=True)
+            answer = streams.chat.completions.create(
+                model="fake", max_tokens=2000, messages=[{"role": "user", "content": "one two"}], stream=True
+            )
             for chunk in answer:
                 came.append(chunk)
                 if enough.is_set():

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 
-import openai
 import pytest
 
 from tests.fakes.vllm import FakeSettings, FakeVllm
@@ -34,6 +33,8 @@ async def ask(kvgate, name, **fields):
 
 
 async def test_a_rate_is_told_with_each_answer_and_refuses_what_is_over_it():
+    import openai
+
     auth = keys(limits={"requests_per_minute": 2, "tokens_per_minute": 60})
     async with FakeVllm() as fake, gateway(fake, auth=auth, ready=False) as kvgate:
         await ready(kvgate)

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformers import AutoTokenizer
-
 from tests.fakes.vllm.requests import Body, Tokenize, given_ids
 
 _LONGEST_TOKEN = 64
@@ -13,6 +11,8 @@ _LONGEST_TOKEN = 64
 
 def model_tokenizer(folder: Path) -> Tokenize:
     """Tokenize text as `/v1/completions` does and messages with the chat template."""
+    from transformers import AutoTokenizer  # it takes seconds
+
     tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def tokenize(path: str, body: Body) -> list[Sequence[int]]:

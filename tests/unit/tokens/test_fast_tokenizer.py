@@ -12,11 +12,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokeniz
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
-from transformers.models.gemma.tokenization_gemma import GemmaTokenizer
-from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
-from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 
 from gateway.tokens import fast_tokenizer
 from gateway.tokens.fast_tokenizer import AS_FILED, CLASSES, FastTokenizer, UnlikeError
@@ -53,7 +48,9 @@ def trained(*, levels: bool, special: list[str]) -> tuple[dict[str, int], list[t
     return model["vocab"], [tuple(merge) for merge in model["merges"]]
 
 
-def generic(folder: Path) -> Any:
+def generic() -> Any:
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -68,29 +65,40 @@ def generic(folder: Path) -> Any:
     )
 
 
-def qwen(kind: Callable[..., Any]) -> Callable[[Path], Any]:
-    def make(folder: Path) -> Any:
-        vocab, merges = trained(levels=True, special=[])
-        made = kind(vocab=vocab, merges=merges, unk_token=None, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-        made.add_tokens([AddedToken(mark, special=True) for mark in MARKS])
-        made.add_tokens([AddedToken("<tool_call>", normalized=False)])
-        return made
-
-    return make
+def qwen(kind: Callable[..., Any]) -> Any:
+    vocab, merges = trained(levels=True, special=[])
+    made = kind(vocab=vocab, merges=merges, unk_token=None, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    made.add_tokens([AddedToken(mark, special=True) for mark in MARKS])
+    made.add_tokens([AddedToken("<tool_call>", normalized=False)])
+    return made
 
 
-def gemma(folder: Path) -> Any:
+def qwen2() -> Any:
+    from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
+
+    return qwen(Qwen2Tokenizer)
+
+
+def qwen3_5() -> Any:
+    from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
+
+    return qwen(Qwen3_5Tokenizer)
+
+
+def gemma() -> Any:
+    from transformers.models.gemma.tokenization_gemma import GemmaTokenizer
+
     vocab, merges = trained(levels=False, special=OF_GEMMA)
     return GemmaTokenizer(vocab=vocab, merges=merges)
 
 
-MADE: dict[str, tuple[str, Callable[[Path], Any]]] = {
+MADE: dict[str, tuple[str, Callable[[], Any]]] = {
     "llama": ("llama", generic),
     "mistral": ("mistral", generic),
     "unheard of": ("new", generic),
-    "qwen2": ("qwen2", qwen(Qwen2Tokenizer)),
-    "qwen3": ("qwen3_moe", qwen(Qwen2Tokenizer)),
-    "qwen3.5": ("qwen3_5", qwen(Qwen3_5Tokenizer)),
+    "qwen2": ("qwen2", qwen2),
+    "qwen3": ("qwen3_moe", qwen2),
+    "qwen3.5": ("qwen3_5", qwen3_5),
     "gemma": ("gemma3_text", gemma),
 }
 
@@ -121,10 +129,12 @@ def as_of_4(folder: Path) -> None:
 @pytest.fixture(params=MADE)
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     model_type, make = MADE[request.param]
-    return saved(tmp_path / "model", model_type, make(tmp_path))
+    return saved(tmp_path / "model", model_type, make())
 
 
 def assert_alike(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
     ours, theirs = FastTokenizer(folder), TransformersTokenizer(AutoTokenizer.from_pretrained(folder))
     assert (ours.longest, ours.special_tokens) == (theirs.longest, theirs.special_tokens)
     assert (ours.backend is None) == (theirs.backend is None)
@@ -256,7 +266,7 @@ BUILT_ELSE: dict[str, Spoil] = {
 @pytest.mark.parametrize("spoil", BUILT_ELSE.values(), ids=BUILT_ELSE)
 def test_what_its_class_would_build_otherwise_is_left_to_transformers(tmp_path: Path, spoil: Spoil) -> None:
     model_type, make = MADE["qwen2"]
-    folder = saved(tmp_path / "model", model_type, make(tmp_path))
+    folder = saved(tmp_path / "model", model_type, make())
     FastTokenizer(folder)
     spoil(folder)
     with pytest.raises(UnlikeError):
@@ -265,6 +275,8 @@ def test_what_its_class_would_build_otherwise_is_left_to_transformers(tmp_path: 
 
 def chosen(folder: Path, model_type: str, named: str, monkeypatch: pytest.MonkeyPatch) -> str | None:
     """The class of tokenizers that transformers loads for a model; None if it has no such configuration."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     change(folder, tokenizer_class=named)
     with monkeypatch.context() as patch:
@@ -285,6 +297,8 @@ NAMED = (
 def test_the_classes_are_those_that_transformers_chooses(
     tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
     folder = shutil.copytree(tokenizer_folder, tmp_path / "model")
     known = {*AS_FILED, *CLASSES, "llama"}
     compared = 0

@@ -4,7 +4,6 @@ from typing import Any
 
 import jinja2
 import pytest
-from transformers import AutoTokenizer
 
 from gateway.tokens.fast_tokenizer import FastTokenizer
 from gateway.tokens.message_shape import ContentFormat
@@ -119,6 +118,8 @@ def by_us(tokenizer_folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def by_transformers(tokenizer_folder: Path) -> Tokenizer:
+    from transformers import AutoTokenizer
+
     return TransformersTokenizer(AutoTokenizer.from_pretrained(tokenizer_folder))
 
 

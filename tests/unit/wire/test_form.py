@@ -3,8 +3,6 @@ from functools import partial
 
 import aiohttp
 import httpx
-import httpx2
-import openai
 import pytest
 
 from gateway.wire.form import MAX_PARTS, form_model, is_form
@@ -165,6 +163,9 @@ async def by_aiohttp(*, quoted: bool) -> tuple[bytes, bytes]:
 
 
 async def by_openai() -> tuple[bytes, bytes]:
+    import httpx2
+    import openai
+
     sent: list[tuple[bytes, bytes]] = []
 
     async def keep(request: httpx2.Request) -> httpx2.Response:
