@@ -35,13 +35,22 @@ def engine(request: pytest.FixtureRequest, vllm: VllmFactory, demo_model: Path) 
         model=demo_model,
         served_name="smollm2",
         args=CHAT_ARGS,
-        env={"PYTHONPATH": f"{_packages(older)}{os.pathsep}{QUICK_START}"} if older else None,
+        env=_older(older) if older else None,
     )
     found = httpx.get(f"{server.url}/version", trust_env=False).json()["version"]
     assert (found == OLDER) == bool(older)
     yield server
     if older:
         server.stop()
+
+
+def _older(version: str) -> dict[str, str]:
+    """What makes an engine one of this version.
+
+    Its notes on models are its own: versions overwrite each other's, and the next start of each looks at them anew.
+    """
+    packages = _packages(version)
+    return {"PYTHONPATH": f"{packages}{os.pathsep}{QUICK_START}", "VLLM_CACHE_ROOT": str(packages / "cache")}
 
 
 def _packages(version: str) -> Path:
