@@ -11,14 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gateway.runtime.importing import Importing
+
 
 def main() -> None:
     """Entry point."""
     # In here: a process that counts imports this module again, and needs none of them.
-    from gateway.config.engine import from_words  # noqa: PLC0415
-    from gateway.config.settings import Settings  # noqa: PLC0415
-    from gateway.serve.lifetime import alone, front, owner_process  # noqa: PLC0415
-    from gateway.serve.running import run_process  # noqa: PLC0415
+    with Importing():
+        from gateway.config.engine import from_words  # noqa: PLC0415
+        from gateway.config.settings import Settings  # noqa: PLC0415
+        from gateway.serve.lifetime import alone, front, owner_process  # noqa: PLC0415
+        from gateway.serve.running import run_process  # noqa: PLC0415
 
     parser = argparse.ArgumentParser(prog="python -m gateway.serve.child", description=__doc__)
     parser.add_argument("--listen", type=int, action="append", default=[], help="a socket to accept connections from")
