@@ -7,6 +7,7 @@ stands. It is the same code.
 import os
 import shlex
 import shutil
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -42,4 +43,5 @@ def core() -> list[Extension]:
     return extensions
 
 
-setup(ext_modules=core() if compiles() else [])
+# pip asks for the metadata first, which say nothing of the core.
+setup(ext_modules=core() if compiles() and "dist_info" not in sys.argv else [])
