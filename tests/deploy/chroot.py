@@ -145,7 +145,9 @@ class Container:
             places = [*places, Path(bundle)]
         mounts = "".join(self._bind(place) for place in dict.fromkeys(places))
         argv = ["/bin/sh", "-c", f"cd {self.folder} && {script}"]
-        command = self._enter(argv, self.user, {**index, **self.environ}, mounts, read_only=False)
+        # Of what pip would compile, a gateway that starts needs a fifth.
+        environ = {**index, "PIP_COMPILE": "no", **self.environ}
+        command = self._enter(argv, self.user, environ, mounts, read_only=False)
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         assert done.returncode == 0, f"RUN {script}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
 
