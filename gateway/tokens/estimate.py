@@ -17,6 +17,8 @@ from gateway.wire.request import Api, InvalidRequestError
 
 _UNSEEN = OTHER_FIELDS.union(*map(named, Use)) - {"response_format", "json_schema"}
 """The fields that surely show in no prompt."""
+_SIGNS = 4
+"""Tokens of the signs between a name, its value and the next, at most."""
 
 
 def estimate_body(
@@ -53,7 +55,8 @@ def estimate_body(
     check_number(prompts, name)
     try:
         shared = {name: value for name, value in fields.items() if name not in _UNSEEN}
-        around = estimated(shared) if shared else 0
+        # One by one: the JSON of a text alone is not joined to another's, which takes its memory twice.
+        around = sum(estimated(name) + estimated(value) + _SIGNS for name, value in shared.items())
         if at_most:
             around += _TEMPLATE_TOKENS + _layout(shared)
         counts: list[int] = []

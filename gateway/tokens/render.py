@@ -78,7 +78,7 @@ _CHARS_PER_TOKEN = 8
 _CHARS_OF_A_TOKEN = 4
 """Characters of an ordinary token."""
 
-_ESTIMATED_FROM = 2**20
+_ESTIMATED_FROM = 2**17
 """Characters."""
 
 _LONGEST_REFUSAL = 4096
