@@ -171,6 +171,7 @@ class ModelCounter:
             CountUnavailableError: the endpoint did not answer, or too much waits to be counted here. The earlier report
                 on it stays.
         """
+        self._hand_over.forget(target.url)
         if self._unavailable or target.kind.name not in WORK:
             return None
 

@@ -45,7 +45,6 @@ class HandOver:
             target: the endpoint.
             ids: those of `PROBED`. They are sent twice over: an engine that takes no ids counts them once.
         """
-        self._fields.pop(target.url, None)
         body, twice = msgspec.json.encode({"model": self._model} | PROBED), msgspec.json.encode([*ids, *ids])
         for field in IdsField:
             try:
@@ -55,6 +54,10 @@ class HandOver:
             if used == 2 * len(ids):
                 self._fields[target.url] = field
                 return
+
+    def forget(self, url: str) -> None:
+        """Send an endpoint no ids until it was probed again: another engine may answer there by now."""
+        self._fields.pop(url, None)
 
     def field(self, url: str) -> IdsField | None:
         """The field by which an endpoint takes token ids; None if it takes none."""

@@ -628,6 +628,20 @@ async def test_an_endpoint_that_reports_another_number_gets_ids_no_more(handing:
     assert len(handing.refusals) == 1
 
 
+async def test_an_endpoint_that_comes_up_with_another_template_gets_no_ids_from_then_on(handing: Counter) -> None:
+    fields: set[IdsField | None] = set()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        fields.add(handing.counter.ids_field("http://engine"))
+        return handing.engine.answer(request)
+
+    handing.engine.more_for = {"messages": 3}
+    await handing.counter.verify(engine_at("http://engine", answer))
+    assert handing.counter.mode is Source.ENGINE
+    assert fields == {None}, "requests that were counted before it came up may go to it at once"
+    assert handing.counter.ids_field("http://engine") is None
+
+
 async def test_a_conversation_that_the_engine_counts_brings_no_ids(handing: Counter) -> None:
     await handing.drift()
     assert handing.counter.mode is Source.ENGINE
