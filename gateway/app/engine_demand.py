@@ -63,6 +63,8 @@ class _Known:
         """Whether its parent was told to end it, or need not be."""
         self.told: float | None = None
         """When those that wait were told to expect it."""
+        self.used: bool | None = None
+        """Whether requests of this process need it, as its parent was told since another process decides."""
 
     def enter(self, phase: ResidencyPhase, now: float) -> None:
         self.phase, self.since = phase, now
@@ -98,6 +100,8 @@ class EngineDemand:
         self._engines = {EndpointId(at): _Known(how, clock()) for at, how in launched.items() if how is not None}
         self._awaited: dict[int, Mapping[str, float]] = {}
         """By front and model: when the oldest request came that waits there, as only an engine can count it."""
+        self._parts = False
+        """Whether another process decides by now."""
         parent.on_news, parent.on_lost = self.heard, self.lost
 
     @property
@@ -119,6 +123,10 @@ class EngineDemand:
     def left(self, front: int) -> None:
         """A front has gone."""
         self._awaited.pop(front, None)
+
+    def part(self) -> None:
+        """Leave the decision to another process. The parent hears from now on which engines are still needed here."""
+        self._parts = True
 
     def ready_in(self) -> dict[EndpointId, float | None]:
         """Seconds until each engine that does not run would be up for a request that comes now; None if not known."""
@@ -162,6 +170,9 @@ class EngineDemand:
 
     def look(self) -> None:
         """Have done what is due now."""
+        if self._parts:
+            self._say_used()
+            return
         now = self._clock()
         engines = []
         for endpoint, known in self._engines.items():
@@ -187,6 +198,15 @@ class EngineDemand:
                 case Retire(endpoint):
                     self._retire(endpoint, known, now)
         self._expect(engines, now)
+
+    def _say_used(self) -> None:
+        for endpoint, known in self._engines.items():
+            monitor = self._monitors.get(endpoint)
+            waits = self._waits_since(endpoint) is not None
+            used = monitor is not None and (self._busy(endpoint) or (waits and monitor.state not in _LEFT))
+            if used is not known.used:
+                known.used = used
+                (self._parent.run if used else self._parent.end)(endpoint)
 
     def _retire(self, endpoint: EndpointId, known: _Known, now: float) -> None:
         _log.info("engine leaves", endpoint=endpoint, waited_for=self._waits_since(endpoint) is not None)

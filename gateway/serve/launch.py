@@ -106,8 +106,8 @@ def programs(
                 spec, choices, bounds = fitted(spec, model.engine, seat)
                 policy = _policy(model.engine)
                 program = assembled(spec, policy, fit=bounds, choices=choices, described=described)
-                sleeps = _sleep(model.engine, kind) is not None
-                program = replace(program, on_demand=model.engine.on_demand, sleeps=sleeps)
+                sleeps, place = _sleep(model.engine, kind) is not None, model.engine.group or served_name(model)
+                program = replace(program, on_demand=model.engine.on_demand, sleeps=sleeps, place=place)
             of_model.append(program)
             launches.append(f"--launched={as_word(program.spec.address, model.engine)}")
         engines += of_model

@@ -1,8 +1,9 @@
 """The engines on demand, which their parent starts and ends when the process that decides asks for it."""
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 
 import structlog
 
@@ -10,7 +11,7 @@ from engine.events import BecameReady, Crashed, GaveUp, SupervisorEvent
 from engine.program import Engine
 from engine.supervisor import Supervisor
 from gateway.admission.events import ResidencyPhase
-from gateway.app.parent import RUN
+from gateway.app.parent import END, RUN
 from gateway.pools.launcher import EngineNews
 from gateway.serve.sleep import fall_asleep, wake
 
@@ -77,6 +78,12 @@ class Attendant:
         """By address."""
         self._turn = 0
         """How often it began to tell another process."""
+        self._going: Collection[Engine] = ()
+        """Engines that are about to end, of which the process that decides knows nothing."""
+        self._used: set[str] | None = None
+        """While a gateway ends of whose requests nobody else knows: the addresses of engines that they may be on."""
+        self._kept: dict[str, str] = {}
+        """The last order for each address that has to wait for that."""
 
     def add(self, engine: Engine) -> None:
         """Attend to another engine. It does not run yet."""
@@ -107,10 +114,49 @@ class Attendant:
             await asyncio.wait([held.following])
         held.free_port()
         del self._held[engine.spec.address]
+        self._catch_up()
+
+    @contextlib.contextmanager
+    def going(self, engines: Collection[Engine]) -> Iterator[None]:
+        """While the block runs, none is started in the place of one of these that still runs."""
+        self._going = engines
+        try:
+            yield
+        finally:
+            self._going = ()
+        self._catch_up()
+
+    @contextlib.contextmanager
+    def parting(self) -> Iterator[None]:
+        """While the block runs, no engine is ended that a gateway needs which ends itself; see `used`."""
+        self._used = set(self._held)
+        try:
+            yield
+        finally:
+            self._used = None
+        self._catch_up()
+
+    def used(self, order: str, address: str) -> None:
+        """Hear whether the gateway that ends still needs an engine: `RUN`, or `END`."""
+        if self._used is None:
+            return
+        if order == RUN:
+            self._used.add(address)
+            return
+        self._used.discard(address)
+        held = self._held.get(address)
+        if held is not None and held.engine in self._going:
+            self._want(held, wanted=False)
+        self._catch_up()
 
     def obey(self, order: str, address: str) -> None:
-        """Carry out an order: `RUN` or `END`."""
-        if (held := self._held.get(address)) is not None:
+        """Carry out an order, `RUN` or `END`, as soon as that may be."""
+        self._kept.pop(address, None)
+        if (held := self._held.get(address)) is None:
+            return
+        if address in (self._used or ()) if order == END else self._is_taken(held.engine.place):
+            self._kept[address] = order
+        else:
             self._want(held, wanted=order == RUN and not held.leaves)
 
     def on_event(self, event: SupervisorEvent) -> None:
@@ -139,6 +185,21 @@ class Attendant:
         for held in self._held.values():
             held.free_port()
 
+    def _is_taken(self, place: str) -> bool:
+        """Whether one that is about to end still has a place."""
+        return any(engine.place == place and self._runs(engine) for engine in self._going)
+
+    def _runs(self, engine: Engine) -> bool:
+        held = self._held.get(engine.spec.address)
+        if held is None or held.engine is not engine:
+            return not engine.on_demand
+        return held.phase is not ResidencyPhase.STOPPED
+
+    def _catch_up(self) -> None:
+        """Carry out the orders that had to wait."""
+        for address, order in list(self._kept.items()):
+            self.obey(order, address)
+
     def _want(self, held: _Held, *, wanted: bool) -> None:
         held.wanted = wanted
         if held.starting and not wanted:
@@ -162,6 +223,7 @@ class Attendant:
         finally:
             held.following = None
         self._say(held, wrong)
+        self._catch_up()
 
     async def _start(self, held: _Held) -> str | None:
         """Wake or start it; return why it does not run."""

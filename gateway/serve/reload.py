@@ -301,16 +301,17 @@ class Deployment:
             if self._gave_up(engine):
                 await self._stop(engine)
         change = Change.between(self.engines, engines)
-        for engine in change.added:
-            await self._start(engine)
-        pending = list(change.replaced)
-        while pending:
-            old, new = pending.pop(0)
-            await self._replace(old, new, _meanwhile(gateways, pending), settings)
-        if not change.replaced:
-            await self._hand_over(gateways)
-        for engine in change.removed:
-            await self._stop(engine)
+        with self._attendant.going((*(old for old, _ in change.replaced), *change.removed)):
+            for engine in change.added:
+                await self._start(engine)
+            pending = list(change.replaced)
+            while pending:
+                old, new = pending.pop(0)
+                await self._replace(old, new, _meanwhile(gateways, pending), settings)
+            if not change.replaced:
+                await self._hand_over(gateways)
+            for engine in change.removed:
+                await self._stop(engine)
 
     async def _replace(self, old: Engine, new: Engine, gateways: list[Gateway], settings: Settings) -> None:
         if new.spec.address == old.spec.address:  # in a tier, where the others reach it
@@ -399,14 +400,16 @@ class Deployment:
                 raise _FailedError(f"The new {gateway.name} does not start. {failure}\n{_STILL}")
         self._gateways = coming
         self._say_of_engines()
-        failure = None
-        async with asyncio.TaskGroup() as leaving:
-            for old, new in zip(before, coming, strict=True):
-                if old.role is Role.GATEWAY:
-                    self._say(f"{new.name}: takes over from {old.name}, which ends with its last connection")
-                    leaving.create_task(self._supervisor.remove(old.name, by=signal.SIGUSR1))
-            if before[0].role is Role.OWNER:
-                failure = await self._succeed(before[0], coming[0])
+        failure, owned = None, before[0].role is Role.OWNER
+        # The next owner hears of the requests of fronts that end. Of those of one gateway alone nobody does.
+        with contextlib.nullcontext() if owned else self._attendant.parting():
+            async with asyncio.TaskGroup() as leaving:
+                for old, new in zip(before, coming, strict=True):
+                    if old.role is Role.GATEWAY:
+                        self._say(f"{new.name}: takes over from {old.name}, which ends with its last connection")
+                        leaving.create_task(self._supervisor.remove(old.name, by=signal.SIGUSR1))
+                if owned:
+                    failure = await self._succeed(before[0], coming[0])
         if failure is not None:
             raise _FailedError(f"The new {coming[0].name} does not start. {failure}\n{_STILL}")
 
@@ -472,8 +475,9 @@ class Deployment:
             self._answered(gateway.name, rest.strip())
             return
         if kind in {RUN, END}:
-            if gateway.name == self._voice:  # one that leaves decides no more
-                self._attendant.obey(kind, rest)
+            # One that leaves decides no more.
+            take = self._attendant.obey if gateway.name == self._voice else self._attendant.used
+            take(kind, rest)
             return
         self._hangs.on_news(gateway, news, _now())
 

@@ -3,8 +3,11 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,16 @@ class Served:
     def ask(self, model: str = "red", timeout: float = PATIENCE) -> httpx.Response:
         body = CHAT | {"model": model}
         return httpx.post(f"{self.kvgate.url}/v1/chat/completions", json=body, timeout=timeout, trust_env=False)
+
+    def stream(self, tokens: int) -> str:
+        """A streamed answer of the first engine."""
+        body = CHAT | {"model": "red", "stream": True, "max_tokens": tokens, "ignore_eos": True}
+        url = f"{self.kvgate.url}/v1/chat/completions"
+        return httpx.post(url, json=body, timeout=PATIENCE, trust_env=False).text
+
+    def reload(self, *arguments: str) -> int:
+        """`kvgate reload`: its exit code."""
+        return subprocess.run([sys.executable, "-m", "gateway", "reload", *arguments], check=False).returncode
 
     def state(self, model: str = "red") -> dict[str, Any]:
         endpoints = self.kvgate.state()["endpoints"]
@@ -238,3 +251,42 @@ def test_one_that_dies_while_it_sleeps_does_not_come_back_before_it_is_wanted(la
         assert served.starts() == [pid]
         assert served.ask().status_code == 200
         assert len(served.starts()) == 2
+
+
+STEP = 0.1
+
+
+@contextmanager
+def handing_over(served: Served, *arguments: str) -> Iterator[Future[str]]:
+    """While a stream of 14 s runs on the first engine, a reload has another gateway take over."""
+    with ThreadPoolExecutor() as threads:
+        stream = threads.submit(served.stream, int(14 / STEP))
+        assert eventually(lambda: served.kvgate.state()["endpoints"][0]["in_flight"] == 1)
+        reload = threads.submit(served.reload, *arguments)
+        assert eventually(lambda: "takes over from" in served.kvgate.log.read_text())
+        yield stream
+        assert reload.result() == 0
+
+
+def test_a_stream_in_a_gateway_that_is_replaced_keeps_its_engine_though_another_is_waited_for(
+    launched: Callable[..., Any],
+) -> None:
+    with launched(f"--step-seconds={STEP}") as served:
+        assert served.ask().status_code == 200
+        with handing_over(served, "--set", "counting.threads=3") as stream:
+            assert served.ask("blue").status_code == 200
+            assert stream.result().endswith("data: [DONE]\n\n")
+
+
+def test_a_changed_engine_does_not_start_beside_the_one_that_it_replaces(
+    launched: Callable[..., Any], tmp_path: Path
+) -> None:
+    with launched(f"--step-seconds={STEP}") as served:
+        assert served.ask().status_code == 200
+        changed = yaml.safe_load((tmp_path / "kvgate.yaml").read_text())
+        changed["models"][0]["engine"]["args"].append("--max-num-seqs=50")
+        (tmp_path / "kvgate.yaml").write_text(yaml.safe_dump(changed))
+        with handing_over(served) as stream:
+            assert served.ask().status_code == 200
+            assert [is_alive(pid) for pid in served.starts()] == [False, True]
+            assert stream.result().endswith("data: [DONE]\n\n")

@@ -394,3 +394,24 @@ def test_an_endpoint_that_its_operator_drained_is_not_started(world):
     world.pass_time(1)
     assert world.asked == []
     assert world.monitors[A].state is State.DRAINING
+
+
+def test_once_another_process_decides_the_parent_hears_only_which_engines_are_still_needed(world):
+    world.demand.awaited(0, {"red": 1.0})
+    world.pass_time(LOOK)
+    world.come_up(A)
+    world.asked.clear()
+    world.demand.part()
+    world.pass_time(1)
+    assert world.asked == [("run", A), ("end", B)], "a request waits for the first"
+    world.demand.awaited(0, {})
+    world.monitors[A].in_flight = 1
+    world.pass_time(20)
+    assert world.asked[2:] == [], "it is not idle, and nothing is decided"
+    world.monitors[A].in_flight = 0
+    del world.monitors[B]
+    world.pass_time(1)
+    assert world.asked[2:] == [("end", A)]
+    world.monitors[A].passing = 1
+    world.pass_time(1)
+    assert world.asked[3:] == [("run", A)]

@@ -175,3 +175,26 @@ def parsed(line):
 
 def test_a_gateway_and_its_successor_have_names_of_their_own():
     assert [_other("gateway"), _other(_other("gateway")), _other("front 2")] == ["gateway #2", "gateway", "front 2 #2"]
+
+
+async def test_what_a_gateway_says_that_leaves_is_no_order(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVGATE_CACHE", str(tmp_path))
+    settings = Settings.model_validate(
+        {
+            "server": {"host": "127.0.0.1", "port": 0},
+            "models": [{"name": "m", "engine": {"model": "org/m", "python": "/python", "on_demand": True}}],
+        }
+    )
+    deployment = Deployment(Discovery(settings), lambda *_: settings, lambda _: None, lambda _: None)
+    heard = []
+    monkeypatch.setattr(deployment._attendant, "obey", lambda *order: heard.append(("obey", *order)))
+    monkeypatch.setattr(deployment._attendant, "used", lambda *order: heard.append(("used", *order)))
+    try:
+        (gateway,) = deployment._gateways
+        deployment._on_news(gateway, "end 127.0.0.1:1")
+        deployment._gateways = [replace(gateway, name=_other(gateway.name))]
+        deployment._on_news(gateway, "end 127.0.0.1:1")
+        assert heard == [("obey", "end", "127.0.0.1:1"), ("used", "end", "127.0.0.1:1")]
+    finally:
+        deployment._attendant.close()
+        deployment._close()
