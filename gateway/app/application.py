@@ -287,7 +287,18 @@ class Application:
             await asyncio.sleep(_RECHECK)
             if self._directory.pools.get(pool.name) is not pool:
                 return  # no longer served
+            self._follow_upgrade(pool)
             await pool.counter.recheck()
+
+    def _follow_upgrade(self, pool: Pool) -> None:
+        """Count with another tokenizer, where all endpoints that are up name that one, and none counts as the last."""
+        sources = {self._tokenizer(there.settings, there.identity.root) for there in pool.healthy() if there.identity}
+        if len(sources) == 1 and pool.counter.refuted and pool.counter.source not in sources:
+            (source,) = sources
+            _log.info("the endpoints serve another model by now: its tokenizer counts", model=pool.name)
+            pool.counter = self._new_counter(pool.name, source, lambda: pool)
+            for endpoint in pool.healthy():
+                self._verify(endpoint)
 
     def _listen(self, given: Sequence[socket.socket], shared: Path | None) -> list[Listener]:
         server = self._settings.server
@@ -371,10 +382,17 @@ class Application:
 
     def _make_pool(self, endpoint: Endpoint, identity: Identity, name: str) -> Pool:
         self._metrics.know(name, self._directory.pools)
+        counter = self._new_counter(name, self._tokenizer(endpoint.settings, identity.root), lambda: pool)
+        pool = Pool(name, self._core.admission(name), counter, self._settings.upstream.relay_concurrency)
+        self._background.spawn(f"drift of {name}", functools.partial(self._recheck, pool))
+        return pool
+
+    def _new_counter(self, name: str, source: TokenizerSource | None, pool: Callable[[], Pool]) -> ModelCounter:
+        """A counter of a model; `pool` tells its endpoints."""
         model = self._metrics.model(name)
 
         def targets() -> list[Target]:
-            return [self._reached.target(endpoint) for endpoint in pool.in_turn(self._clock())]
+            return [self._reached.target(endpoint) for endpoint in pool().in_turn(self._clock())]
 
         def drifted(drift: Drift) -> None:
             model.drifted(drift.counted - drift.reported)
@@ -393,11 +411,11 @@ class Application:
 
         counter = ModelCounter(
             name,
-            self._tokenizer(endpoint.settings, identity.root),
+            source,
             self._counting,
             self._tokenizers,
             EngineCounter(targets, lambda: self._settings.health.timeout),
-            up=lambda: [endpoint.base_url for endpoint in pool.healthy()],
+            up=lambda: [endpoint.base_url for endpoint in pool().healthy()],
             on_drift=drifted,
             on_switch=switched,
             on_return=returned,
@@ -406,11 +424,9 @@ class Application:
             hand_over_from=lambda: self._settings.counting.hand_over_from,
             key=self._plane.hash_key,
         )
-        pool = Pool(name, self._core.admission(name), counter, self._settings.upstream.relay_concurrency)
         self._loading = {known: task for known, task in self._loading.items() if known in self._directory.pools}
         self._loading[name] = self._background.spawn(f"tokenizer of {name}", counter.start)
-        self._background.spawn(f"drift of {name}", functools.partial(self._recheck, pool))
-        return pool
+        return counter
 
     def _tokenizer(self, model: ModelSettings, root: str | None = None) -> TokenizerSource | None:
         name = model.tokenizer or root

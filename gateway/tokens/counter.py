@@ -84,6 +84,9 @@ class ModelCounter:
 
     Call `start` once, `verify` each time an endpoint comes up, and `recheck` every few seconds. Until an endpoint was
     compared, the local count is taken for right.
+
+    Attributes:
+        source: its tokenizer; None if unknown.
     """
 
     def __init__(
@@ -123,7 +126,7 @@ class ModelCounter:
             key: of the prefix hashes; a new one if it is not given.
         """
         self._model = model
-        self._source = source
+        self.source = source
         self._pool = pool
         self._engine = engine
         self._up = up
@@ -151,8 +154,8 @@ class ModelCounter:
         Raises:
             TokenizerUnavailableError, WorkerDiedError, OSError: another call may succeed.
         """
-        if self._source is not None:
-            self._unavailable = await self._tokenizers.load(self._source)
+        if self.source is not None:
+            self._unavailable = await self._tokenizers.load(self.source)
             self._trusts.clear()
         elif self._engine.kind().counts:
             self._unavailable = f"{self._engine.kind().name} counts its prompts itself"
@@ -234,6 +237,14 @@ class ModelCounter:
         return self._elsewhere(Api.CHAT) if Feature.PROMPT in self._trust(Api.CHAT).distrusted else Source.LOCAL
 
     @property
+    def refuted(self) -> bool:
+        """Whether all endpoints that are up were compared, and none counts an ordinary conversation as it is here."""
+        reports = [self._reports.get(url) for url in self._up()]
+        return bool(reports) and all(
+            report is not None and Feature.PROMPT in report.distrusted(Api.CHAT) for report in reports
+        )
+
+    @property
     def _can_ask(self) -> bool:
         """Whether the engine to ask first has routes that count."""
         return self._engine.kind().name in WORK
@@ -242,7 +253,7 @@ class ModelCounter:
         """The source of the counts of requests that bring these and are not counted here."""
         if self._can_ask:
             return Source.ESTIMATE if {Feature.PROMPT, *features} & self._engine_drift.doubted(api) else Source.ENGINE
-        return Source.BOUND if self._source is None or self._unavailable else Source.ESTIMATE
+        return Source.BOUND if self.source is None or self._unavailable else Source.ESTIMATE
 
     @property
     def reason(self) -> str:
@@ -348,12 +359,12 @@ class ModelCounter:
         excludes_unused: bool | None = None,
         ids_from: int | None = None,
     ) -> Counted:
-        if self._source is None:
+        if self.source is None:
             raise NeedsEngineError(self._unavailable)
         if kinds is None or excludes_unused is None:
             trust = self._trust(api)
             kinds, excludes_unused = trust.kinds, trust.excludes_unused
-        given = (self._source, api, body, max_model_len, distrusted)
+        given = (self.source, api, body, max_model_len, distrusted)
         work = functools.partial(count_body, *given, kinds=kinds, excludes_unused=excludes_unused, key=self._key)
         return await self._do(flow, api, body, size, functools.partial(work, ids_from=ids_from))
 
@@ -364,7 +375,7 @@ class ModelCounter:
             and api is not Api.RESPONSES  # whose tools may have long names made for each of them
             and dear_values(api, body) <= AT_ONCE_VALUES
         )
-        if little and (self._source is None or self._unavailable or is_quick(self._source)):
+        if little and (self.source is None or self._unavailable or is_quick(self.source)):
             with contextlib.suppress(TooMuchHereError), limited(AT_ONCE_SECONDS, AT_ONCE_CHARACTERS):
                 return work()
         return await self._pool.run(flow, size, work)
@@ -398,7 +409,7 @@ class ModelCounter:
         Of an engine that counts nothing, without a tokenizer: a bound.
         """
         body = request.body
-        source = None if self._unavailable else self._source
+        source = None if self._unavailable else self.source
         try:
             if source is not None:
                 counted = await self._here(flow, request.api, body, max_model_len, size=request.counted_bytes)

@@ -86,6 +86,39 @@ async def test_drift_ends_once_the_engine_counts_as_we_do_again(folder: Path, mo
         await until(counted_here)
 
 
+async def test_an_engine_upgraded_to_another_model_of_the_same_name_is_counted_with_that_ones_tokenizer(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "_RECHECK", 0.01)
+    other = make_tokenizer(tmp_path)
+    settings = json.loads((other / "tokenizer_config.json").read_text())
+    settings["chat_template"] = f"Be brief.{settings['chat_template']}"
+    (other / "tokenizer_config.json").write_text(json.dumps(settings))
+    fake = FakeVllm(FakeSettings(root=str(folder)), tokenize=model_tokenizer(folder))
+    async with fake, gateway(fake, models=[{"endpoints": [{"url": fake.url}]}]) as kvgate:
+
+        async def compared() -> bool:
+            """The fake renders some of the probes otherwise, which is told once all are compared."""
+            counting = (await kvgate.state())["counting"][0]
+            return bool(counting["mode"] == "local" and counting["reason"])
+
+        await until(compared)
+        await fake.close()
+        async with FakeVllm(FakeSettings(root=str(other)), tokenize=model_tokenizer(other)) as upgraded:
+            await upgraded.refuse()
+            await upgraded.listen(fake.port)
+
+            async def counted_here() -> bool:
+                answer = await kvgate.post()
+                told = answer.headers["x-kvgate-prompt-tokens"]
+                right = answer.json()["usage"]["prompt_tokens"] == int(told)
+                return right and await compared()
+
+            await until(counted_here)
+            kept = kvgate.application._directory.pools["fake"].counter
+            await until(lambda: kept.source == TokenizerSource(str(other)))
+
+
 async def test_a_model_whose_engine_is_slow_to_count_keeps_no_other_from_being_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

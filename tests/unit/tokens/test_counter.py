@@ -642,6 +642,19 @@ async def test_an_endpoint_that_comes_up_with_another_template_gets_no_ids_from_
     assert handing.counter.ids_field("http://engine") is None
 
 
+async def test_a_tokenizer_is_refuted_once_all_endpoints_that_are_up_were_compared_and_none_counts_so(
+    ours: Counter,
+) -> None:
+    assert not ours.counter.refuted, "none was compared"
+    await ours.counter.verify(ours.engine.target)
+    assert not ours.counter.refuted
+    ours.engine.more_for = {"messages": 3}
+    await ours.counter.verify(ours.engine.target)
+    assert ours.counter.refuted
+    ours.engine.listed = False
+    assert not ours.counter.refuted, "none is up"
+
+
 async def test_a_conversation_that_the_engine_counts_brings_no_ids(handing: Counter) -> None:
     await handing.drift()
     assert handing.counter.mode is Source.ENGINE
