@@ -1,4 +1,7 @@
-"""The asyncio handle of a guarded program: start it, read its lines, signal it, kill its whole group."""
+"""The asyncio handle of a guarded program: start it, read its lines, signal it, kill its whole group.
+
+When it is told to end, and when it is killed, `program_lifecycle.py` decides.
+"""
 
 import asyncio
 import contextlib

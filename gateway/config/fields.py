@@ -77,6 +77,6 @@ def is_loopback(host: str | None) -> bool:
 
 
 class Section(BaseModel):
-    """A part of the settings. Once made it does not change."""
+    """A part of the settings. Once made it does not change. `sources.py` says what is wrong with one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)

@@ -1,1 +1,1 @@
-"""The watch over each vLLM: its health, its metrics, its identity."""
+"""The watch over each endpoint: its health, its metrics, its identity, by the kind of its engine."""

@@ -1,4 +1,7 @@
-"""The chat template: the variables it reads, the form of content it expects, its rendering as transformers does it."""
+"""The chat template: the variables it reads, the form of content it expects, its rendering as transformers does it.
+
+`rendered_text.py` bounds what it may write, `interruption.py` its time.
+"""
 
 import functools
 import json
