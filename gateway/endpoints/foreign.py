@@ -204,11 +204,16 @@ def no_gauges(_body: bytes, _settings: Reached) -> EngineMetrics:
 
 
 def identify_sglang(models: bytes, about: bytes | None) -> Identity:
-    """Of its model list, which is vLLM's, and `/server_info`. Raises UnidentifiedError."""
+    """Of its model list, which is vLLM's, and `/server_info`. Raises UnidentifiedError.
+
+    It finds an adapter behind the name of its base. Asked for the adapter's own, as listed, it answers with the base.
+    """
     told = _read(_sglang, about) or _SglangInfo()
     ranks = told.dp_size or 1
+    listed = identify(models, None)
     return replace(
-        identify(models, None),
+        listed,
+        loras=check_names([f"{base}:{adapter}" for base in listed.names for adapter in listed.loras]),
         kind=SGLANG.name,
         version=told.version,
         slots=told.max_running_requests or None,

@@ -350,6 +350,20 @@ async def test_an_sglang_that_counts_no_conversation_is_not_refused_for_it(tmp_p
 # Several kinds of engines under one name.
 
 
+async def test_an_adapter_of_an_sglang_is_asked_for_as_at_the_engine_itself() -> None:
+    """For the name in its list it answers with the base model, also if the key may use only the adapter."""
+    adapter = {"id": "sql", "object": "model", "owned_by": "sglang", "root": "/sql", "parent": MODEL}
+    models = {"object": "list", "data": [*FACTS["sglang"].models["data"], adapter]}
+    async with FakeEngine("sglang", models=models) as fake, in_front(fake) as running:
+        asked = {
+            name: await running.client.post(CHAT, json=ASKED | {"model": name}) for name in (f"{MODEL}:sql", "sql")
+        }
+        assert [answer.status_code for answer in asked.values()] == [200, 404]
+        assert [fields["model"] for fields in fake.seen] == [f"{MODEL}:sql"]
+        listed = (await running.client.get("/v1/models")).json()["data"]
+        assert [(card["id"], card["parent"]) for card in listed] == [(MODEL, None), (f"{MODEL}:sql", MODEL)]
+
+
 async def test_two_kinds_that_count_alike_serve_one_model() -> None:
     async with FakeEngine("sglang") as one, FakeEngine("tgi") as other, in_front(one, other) as running:
         assert [endpoint["healthy"] for endpoint in (await running.state())["endpoints"]] == [True, True]

@@ -128,6 +128,13 @@ def test_sglang_tells_its_cache_and_its_slots():
     assert (told_nothing.kv_tokens, told_nothing.slots, told_nothing.shares_prefix) == (None, None, False)
 
 
+def test_sglang_finds_an_adapter_only_behind_the_name_of_its_base():
+    """Asked for the name that its list has, it answers with the base model."""
+    cards = [{"id": "org/m", "max_model_len": 100}, {"id": "sql", "parent": "org/m"}]
+    identity = identify_sglang(json.dumps({"data": cards}).encode(), None)
+    assert (identity.names, identity.loras) == (("org/m",), ("org/m:sql",))
+
+
 def test_tgi_is_asked_for_by_its_model_or_by_its_own_name():
     about = b'{"max_total_tokens":100,"max_concurrent_requests":9,"version":"3.3.7"}'
     identity = identify_tgi(models("org/m"), about)
