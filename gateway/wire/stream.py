@@ -80,6 +80,12 @@ class _Event(msgspec.Struct):
         return bytes(self.error) != b"null"
 
 
+class _Start(msgspec.Struct):
+    """The first event of `/v1/messages`. In other events and in errors `message` is a text."""
+
+    message: _Response
+
+
 class _Error(msgspec.Struct):
     message: str = "the engine gave no reason"
     code: int | str | None = None
@@ -88,6 +94,7 @@ class _Error(msgspec.Struct):
 
 
 _EVENT = msgspec.json.Decoder(_Event)
+_START = msgspec.json.Decoder(_Start)
 _ERROR = msgspec.json.Decoder(_Error)
 _CHOICE_LIST = msgspec.json.Decoder(list[_Choice])
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -186,6 +193,7 @@ class StreamReader:
         "_interval",
         "_last",
         "_marks",
+        "_prompt",
         "_sequences",
         "_singles",
         "_strip_usage",
@@ -222,6 +230,8 @@ class StreamReader:
         self._generated: dict[int, int] = {}
         """Tokens of each sequence, if the engine reports them along the way."""
         self._generated_in_all = 0
+        self._prompt: Usage | None = None
+        """The engine's count as the first event of a message tells it; of its answer that knows nothing."""
         self._marks = _MARKS[api]
         self._token_mark = _TOKEN_MARK[api]
         self._tail: list[bytes] = []
@@ -374,6 +384,8 @@ class StreamReader:
         if parsed.failed or parsed.type == "error":
             self.failure = _engine_failure(self.api, parsed, payload, event)
             return False
+        if parsed.type == "message_start":
+            self._prompt = _first_count(payload)
         return self._read_known(parsed, event)
 
     def _read_known(self, parsed: _Event, event: bytes) -> bool:
@@ -403,6 +415,9 @@ class StreamReader:
     def _used(self, usage: Usage, choices: msgspec.Raw) -> None:
         """Take the engine's count: of the whole answer, or of one sequence beside a piece of it."""
         if bytes(memoryview(choices)[:5]) in (b"[]", b"null"):
+            first = self._prompt
+            if first is not None and not usage.prompt_tokens:  # a llama-server says it once
+                usage = Usage(first.prompt_tokens, usage.completion_tokens, first.cached_tokens)
             self.usage = usage
             return
         if not (usage.prompt_tokens or usage.completion_tokens):
@@ -420,6 +435,15 @@ class StreamReader:
             self._generated_in_all += usage.completion_tokens - self._generated.get(choice.index, 0)
             self._generated[choice.index] = usage.completion_tokens
         self.tokens = max(self.tokens, self._generated_in_all)
+
+
+def _first_count(payload: bytes) -> Usage | None:
+    """The count in the first event of a message; None if it has none."""
+    try:
+        usage = _START.decode(payload).message.usage
+    except _UNREADABLE:
+        return None
+    return None if usage is None else usage.read(Api.MESSAGES)
 
 
 def _may_comment(data: bytes, start: int = 0) -> bool:

@@ -12,7 +12,7 @@ import pytest
 
 from engine.demo_model import smollm2_gguf
 from tests.integration.parity import cases
-from tests.integration.relaying import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Running, gateway, until
+from tests.integration.relaying import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Running, body, gateway, until
 from tests.llama_server import LlamaServer, llama_server
 
 pytestmark = pytest.mark.engine
@@ -80,6 +80,17 @@ async def test_a_prompt_is_counted_as_it_is_used(through: Running) -> None:
     assert {source for _, (*_, source) in counts} == {"engine"}
     several = {"texts", "lists of ids"}  # it tells what one of their prompts used
     assert {case for case, (counted, used, _) in counts if counted != used} == several
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, MESSAGES, RESPONSES])
+async def test_streamed_answers_tell_the_same_count(through: Running, path: str) -> None:
+    """Three that told another one, and its own counts were no longer taken for exact."""
+    for _ in range(4):
+        answer = await through.client.post(path, json=body(path, tokens=2, model=None, stream=True))
+        assert (answer.status_code, answer.headers["x-kvgate-counted"]) == (200, "engine")
+    metrics = (await through.client.get("/metrics")).text
+    (drift, *_) = [line for line in metrics.splitlines() if "drift_total{" in line and "unknown" not in line]
+    assert drift.endswith(" 0.0")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -69,6 +70,17 @@ def test_the_last_word_of_a_streamed_message_counts_not_its_first(cached: int) -
         payload = json.dumps({"type": name} | fields, separators=(",", ":"))
         reader.feed(f"event: {name}\ndata: {payload}\n\n".encode())
     assert reader.usage == Usage(31, 2, cached or None)
+
+
+@pytest.mark.parametrize("last", [{"output_tokens": 2}, {"input_tokens": None, "output_tokens": 2}])
+def test_a_prompt_that_only_the_first_event_of_a_message_counts_is_counted(last: dict[str, Any]) -> None:
+    """So does a llama-server. Its prompts had no tokens, and after three of them its own counts were doubted."""
+    reader = StreamReader(Api.MESSAGES, strip_usage=False)
+    first = {"message": {"usage": {"input_tokens": 1, "cache_read_input_tokens": 30, "output_tokens": 0}}}
+    for name, fields in (("message_start", first), ("message_delta", {"usage": last})):
+        assert reader.usage is None, "what fails or is left before the end is charged by its tokens"
+        reader.feed(f"event: {name}\ndata: {json.dumps({'type': name} | fields)}\n\n".encode())
+    assert reader.usage == Usage(31, 2, 30)
 
 
 @pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETIONS])
