@@ -138,6 +138,8 @@ class Pool:
         """The fields of the output limit that some endpoint does not read."""
         self.caseless = any(KINDS[kind].caseless for kind in kinds)
         """Whether some endpoint takes the name of a field for the same in any case of its letters."""
+        self.ends_completions = all(KINDS[kind].ends_completions for kind in kinds)
+        """Whether every endpoint ends a completion without a limit after 16 tokens."""
         self.takes_band = not any(named(Use.DROPPED, kind) for kind in kinds)
         """Whether every endpoint may get a request's band as its `priority`."""
 

@@ -229,6 +229,7 @@ def bounded(
     Raises:
         RefusedError: it asks for more than its tenant may.
     """
+    request = _as_read(pool, request)
     has_none = request.max_tokens is None or request.by_default
     default = pool.default_max_tokens(asked.longest_prompt) if has_none else None
     unread = request.max_tokens if request.max_tokens_field in pool.ignored else None
@@ -266,6 +267,15 @@ def limit(client: Client, request: GenerationRequest, room: int) -> int | None:
     return None
 
 
+def without_default(request: GenerationRequest) -> GenerationRequest:
+    """The request as an engine reads it that ends no completion by itself: without the limit that its API has."""
+    return structs.replace(request, max_tokens=None, by_default=False) if request.by_default else request
+
+
+def _as_read(pool: Pool, request: GenerationRequest) -> GenerationRequest:
+    return request if pool.ends_completions else without_default(request)
+
+
 def demanded(pool: Pool, request: GenerationRequest, count: PromptCount) -> Demand:
     """The request's demand on the KV cache.
 
@@ -273,6 +283,6 @@ def demanded(pool: Pool, request: GenerationRequest, count: PromptCount) -> Dema
         RefusedError: no endpoint could take it.
     """
     try:
-        return demand(request, count, pool.max_model_len, pool.takes)
+        return demand(_as_read(pool, request), count, pool.max_model_len, pool.takes)
     except TooLongError as error:
         raise RefusedError(Outcome.CONTEXT_LENGTH_EXCEEDED, error.message, error.param) from None

@@ -13,7 +13,7 @@ from gateway.admission.outcomes import Outcome
 from gateway.pools.directory import Endpoint, Pool
 from gateway.relay.attempt import Attempt, Ended, Outgoing
 from gateway.relay.charge import charged
-from gateway.relay.demand import Asked, limit, refuse_adapter, refuse_background, refuse_overriding
+from gateway.relay.demand import Asked, limit, refuse_adapter, refuse_background, refuse_overriding, without_default
 from gateway.relay.editing import asks_usage, check_names, edited_for
 from gateway.relay.exchange import RefusedError
 from gateway.relay.flights import Flights
@@ -127,7 +127,7 @@ async def answer_elsewhere(plane: Plane, asked: Asked, server: Endpoint, pool: P
     refuse_overriding(_READ_SOMEWHERE, request)
     refuse_adapter(client, request.adapter_field)
     await check_names(plane, client.flow, payload.data)
-    most = limit(client, request, client.max_tokens or _LONGEST_ANSWER)
+    most = limit(client, without_default(request), client.max_tokens or _LONGEST_ANSWER)
     if most is None and client.max_tokens is not None and request.limits_twice:
         most = request.max_tokens  # nobody knows which of the fields counts elsewhere
     exchange.max_tokens = most

@@ -88,6 +88,7 @@ class EngineKind:
         tells_one: whether the `usage` of several sequences is that of one of them.
         aborts_if_full: whether it ends what it has no room for with `finish_reason` "abort", in an answer with status
             200.
+        ends_completions: whether it ends one without a limit after 16 tokens, as OpenAI does. Others go on.
     """
 
     name: str
@@ -106,6 +107,7 @@ class EngineKind:
     clamps: bool | None = None
     tells_one: bool = False
     aborts_if_full: bool = False
+    ends_completions: bool = False
 
     def meaning(self, status: int, message: str) -> Meaning | None:
         """What an error of it means; None if it is an ordinary one."""
@@ -129,6 +131,7 @@ VLLM = EngineKind(
             whole=True,
         ),
     ),
+    ends_completions=True,
 )
 """All versions from 0.8.5 on, and any front end: what one has is found by asking. The last error is `EngineDeadError`
 (v1/engine/exceptions.py, 0.32), which vLLM calls unrecoverable; its server ends a moment later."""
@@ -169,6 +172,7 @@ SGLANG = EngineKind(
     ill="it starts, ends or generates nothing",
     clamps=False,
     aborts_if_full=True,
+    ends_completions=True,
 )
 """Its health route generates a token if nothing else runs, and takes a second. Of priorities it takes the highest
 first, and preempts others for them, unless it is told otherwise (`--schedule-low-priority-values-first`)."""

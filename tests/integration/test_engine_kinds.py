@@ -313,6 +313,22 @@ async def test_a_limit_in_a_field_that_it_does_not_read_is_set_in_one_that_it_re
         assert fake.seen[-1]["max_tokens"] == 5
 
 
+async def test_a_completion_without_a_limit_gets_that_of_its_key_where_its_engine_does_not_end_it(
+    fake: FakeEngine,
+) -> None:
+    model = {"endpoints": [{"url": fake.url} | TOLD.get(kind_of(fake), {})]}
+    auth = {"keys": [{"name": "a", "key": "key-a", "limits": {"max_tokens": 20}}], "admin_key": "x"}
+    async with gateway(models=[model], auth=auth, ready=False) as running:
+
+        async def is_answered() -> bool:
+            asked = {"model": MODEL, "prompt": "one two"}
+            key = {"authorization": "Bearer key-a"}
+            return (await running.client.post(COMPLETIONS, json=asked, headers=key)).status_code == 200
+
+        await until(is_answered)
+        assert fake.seen[-1].get("max_tokens") == (None if KINDS[kind_of(fake)].ends_completions else 20)
+
+
 async def test_an_ollama_that_has_loaded_nothing_has_the_least_length() -> None:
     async with FakeEngine("ollama") as fake:
         fake.get["/api/ps"] = lambda _: {"models": []}

@@ -58,6 +58,20 @@ async def test_it_is_known_by_its_model_list(through: Running) -> None:
     assert (endpoint["kind"], endpoint["max_model_len"], endpoint["max_num_seqs"]) == ("llama-server", CTX, 4)
 
 
+async def test_a_completion_without_a_limit_is_no_longer_than_its_key_allows(server: LlamaServer) -> None:
+    """It runs until the context is full, where OpenAI's ends after 16 tokens."""
+    auth = {"keys": [{"name": "a", "key": "key-a", "limits": {"max_tokens": 20}}], "admin_key": "x"}
+    async with gateway(models=[{"endpoints": [{"url": server.url}]}], auth=auth, ready=False) as kvgate:
+
+        async def is_ready() -> bool:
+            return (await kvgate.client.get("/readyz")).status_code == 200
+
+        await until(is_ready)
+        asked = {"prompt": "Once upon a time", "ignore_eos": True}
+        answer = await kvgate.client.post(COMPLETIONS, json=asked, headers={"authorization": "Bearer key-a"})
+        assert answer.json()["usage"]["completion_tokens"] == 20
+
+
 async def test_a_prompt_is_counted_as_it_is_used(through: Running) -> None:
     """The requests by which counts are compared with vLLM's. It refuses some of them, and kvgate two."""
     marked = {"marks": {"prompt": "Straße <|im_start|> 漢字"}}

@@ -196,7 +196,7 @@ def test_a_model_without_an_endpoint_has_no_length_to_hold_it_to():
 
 def test_what_no_endpoint_could_take_is_refused_with_the_field_to_lower():
     count = PromptCount((60,), Source.LOCAL, Kind(Api.CHAT))
-    pool = SimpleNamespace(max_model_len=100, takes=lambda prompt, limit: prompt + limit <= 100)
+    pool = SimpleNamespace(max_model_len=100, takes=lambda prompt, limit: prompt + limit <= 100, ends_completions=True)
     assert demanded(pool, parse(Api.CHAT, b'{"max_tokens":40}'), count) == Demand((60,), 40)
     refused = refusal(demanded, pool, parse(Api.CHAT, b'{"max_tokens":41}'), count)
     assert (refused.outcome, refused.param) == (Outcome.CONTEXT_LENGTH_EXCEEDED, "max_tokens")
@@ -249,17 +249,39 @@ def test_an_estimate_above_the_prompt_does_not_cut_the_answer_of_a_limited_tenan
         (Api.CHAT, b"{}", 10, (10, 10)),
         (Api.CHAT, b'{"max_tokens":40}', None, (40, None)),
         (Api.COMPLETIONS, b"{}", None, (25, 25)),
+        (Api.COMPLETIONS, b"{}", 20, (20, 20)),
         (Api.COMPLETIONS, b'{"max_tokens":16}', None, (16, None)),
     ],
 )
 def test_a_request_without_a_limit_gets_one_where_a_full_cache_kills_all(api, body, tenant, expected):
     pool = SimpleNamespace(
-        max_model_len=100, takes=lambda *_: True, default_max_tokens=lambda prompt: 85 - prompt, ignored=frozenset()
+        max_model_len=100,
+        takes=lambda *_: True,
+        default_max_tokens=lambda prompt: 85 - prompt,
+        ignored=frozenset(),
+        ends_completions=False,
     )
     request = parse(api, body)
     asked = Demand((60,), 40 if request.max_tokens is None else request.max_tokens)
     count = PromptCount((60,), Source.ENGINE, Kind(api))
     demand, most = bounded(pool, Client("a", max_tokens=tenant), request, count, asked)
+    assert (demand.max_tokens, most) == expected
+
+
+@pytest.mark.parametrize(
+    ("ends", "tenant", "expected"), [(True, 20, (16, None)), (False, 20, (20, 20)), (False, None, (40, None))]
+)
+def test_a_completion_without_a_limit_is_as_long_as_its_engine_lets_it_be(ends, tenant, expected):
+    """Only some end it after 16 tokens, as OpenAI does. Of the others no more than 16 were charged, whatever came."""
+    pool = SimpleNamespace(
+        max_model_len=100,
+        takes=lambda *_: True,
+        default_max_tokens=lambda _: None,
+        ignored=frozenset(),
+        ends_completions=ends,
+    )
+    request, count = parse(Api.COMPLETIONS, b"{}"), PromptCount((60,), Source.ENGINE, Kind(Api.COMPLETIONS))
+    demand, most = bounded(pool, Client("a", max_tokens=tenant), request, count, demanded(pool, request, count))
     assert (demand.max_tokens, most) == expected
 
 
@@ -278,6 +300,7 @@ def test_a_limit_that_an_engine_does_not_read_is_set_where_it_does(body, tenant,
         takes=lambda *_: True,
         default_max_tokens=lambda _: None,
         ignored=frozenset({"max_completion_tokens"}),
+        ends_completions=False,
     )
     request = parse(Api.CHAT, body)
     count = PromptCount((60,), Source.ENGINE, Kind(Api.CHAT))

@@ -40,6 +40,7 @@ class Asked:
             takes=lambda *_: True,
             default_max_tokens=lambda _: None,
             ignored=frozenset(),
+            ends_completions=True,
             caseless=False,
         )
         pools = {None: pool, "m": pool, "alias": pool}
