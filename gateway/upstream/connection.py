@@ -35,6 +35,8 @@ _LAST = 599
 """Higher statuses are undefined (RFC 9110, 15)."""
 _SERVER_FAILED = 500
 """uvicorn, and so vLLM and SGLang, ends the connection after it and does not say so: the next request would be lost."""
+_ENDS_STREAMS = (b"server", b"llama.cpp")
+"""llama-server ends the connection after a stream, whose length it cannot tell, and says that it keeps it."""
 BODILESS = frozenset({204, 304})
 """Their `Content-Length` announces no body, and a 204 has none (RFC 9110, 8.6)."""
 _TCP_INFO = struct.Struct("=B119xQ")
@@ -99,6 +101,8 @@ class Connection(asyncio.Protocol):
         self._complete = True
         self._keep_alive = False
         self._until_close = False
+        self._ends = False
+        """Whether its server ends it after the current answer, as far as known."""
         self._behind = False
         self._failed: Exception | None = None
         self._lost: str | None = None
@@ -287,6 +291,7 @@ class Connection(asyncio.Protocol):
         if any(name == b"transfer-encoding" and value.strip().lower() != b"chunked" for name, value in framing):
             raise _CodingError
         self._until_close = not framing
+        self._ends = _ENDS_STREAMS in self.headers and (b"transfer-encoding", b"chunked") in framing
         if self._head is not None and not self._head.done():
             self._head.set_result(None)
 
@@ -306,7 +311,7 @@ class Connection(asyncio.Protocol):
             return
         self._complete = True
         self._between = False
-        self._keep_alive = self._parser.should_keep_alive() and self.status != _SERVER_FAILED
+        self._keep_alive = self._parser.should_keep_alive() and self.status != _SERVER_FAILED and not self._ends
         self._wake()
 
     # Helpers.

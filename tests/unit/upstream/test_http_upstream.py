@@ -131,6 +131,28 @@ async def test_no_request_goes_out_on_a_connection_whose_server_failed(server: S
     assert server.connections == 2
 
 
+@pytest.mark.parametrize(("kind", "connections"), [("llama.cpp", 2), ("uvicorn", 1)])
+async def test_no_request_goes_out_on_a_connection_whose_server_ends_it_after_a_stream(
+    server: Server, kind: str, connections: int
+) -> None:
+    """A llama-server says `Keep-Alive: timeout=5` and ends it a moment after the last chunk: the next would be lost."""
+
+    async def streams(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.head(reader)
+        head = f"HTTP/1.1 200 OK\r\nServer: {kind}\r\nTransfer-Encoding: chunked\r\nKeep-Alive: timeout=5\r\n\r\n"
+        writer.write(head.encode() + b"2\r\nok\r\n0\r\n\r\n")
+        if kind == "uvicorn":
+            await server.answer(reader, writer)
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await server.head(reader)
+
+    server.scripts = [streams, server.answer]
+    async with upstream() as client:
+        assert await fetch(client, server.url) == b"ok"
+        assert await fetch(client, server.url) == b"ok"
+    assert server.connections == connections
+
+
 async def test_a_request_whose_answer_has_begun_is_not_sent_again(server: Server) -> None:
     async def tears_the_second_head(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await server.head(reader)
