@@ -107,6 +107,20 @@ async def test_an_answer_that_is_encoded_unasked_reaches_no_client(full):
     assert (client.status, error(client)["code"]) == (429, "queue_full")
 
 
+async def test_a_completion_without_a_limit_gets_that_of_its_key(hurried):
+    """Nobody knows whether one ends after 16 tokens there."""
+    plane = two(SERVER, keys=[KEYS[0] | {"limits": {"max_tokens": 20}}])
+    free = asyncio.Event()
+    plane.replies.extend([Reply(free, WHOLE), Reply(WHOLE)])
+    key = {"authorization": "Bearer mykey"}
+    held = plane.ask(asked(), **key)
+    await plane.turns()
+    client = await plane.ask(b'{"model":"m","prompt":"a"}', path="/v1/completions", **key, **ALLOW).ended()
+    assert (client.status, json.loads(plane.sent[-1][4])["max_tokens"]) == (200, 20)
+    free.set()
+    await held.ended()
+
+
 async def test_its_tokens_are_charged_to_the_tenant(hurried):
     plane = two(SERVER, keys=KEYS)
     free = asyncio.Event()
