@@ -36,7 +36,8 @@ class Kvgate:
     def healthy(self) -> list[str]:
         """Base URLs of the endpoints that take traffic."""
         try:
-            return [endpoint["url"] for endpoint in self.state()["endpoints"] if endpoint["healthy"]]
+            endpoints = self.state().get("endpoints", ())  # none while it ends, and says so
+            return [endpoint["url"] for endpoint in endpoints if endpoint["healthy"]]
         except httpx.TransportError:
             return []
 

@@ -281,7 +281,12 @@ def test_the_program_in_path_is_what_runs(
     folder = request.getfixturevalue(program)
     path = {"PATH": f"{folder}:{os.environ['PATH']}"}
     with serving(tmp_path / "log", free_port(), str(model), "--", *SMALL, "--device", "none", environ=path) as kvgate:
-        kvgate.wait_healthy(1)
+        try:
+            kvgate.wait_healthy(1)
+        except AssertionError as error:
+            if program == "wheel" and "SIGILL" in str(error):  # `--version` computes nothing
+                pytest.skip(f"{WHEEL} does not run on this machine: its processor lacks an instruction that it uses")
+            raise
         assert program == "script" or Path(f"/proc/{pid_of(kvgate, '--alias')}/exe").readlink().parent == folder
         names = httpx.get(f"{kvgate.url}/v1/models", trust_env=False).json()["data"]
         assert [name["id"] for name in names] == [model.stem]

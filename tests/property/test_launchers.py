@@ -171,7 +171,11 @@ class Tier(RuleBasedStateMachine):
         self.supervisor.attendant = self.attendant
         for name in MODELS:
             engine: Any = SimpleNamespace(
-                name=name, sleeps=False, history=None, spec=SimpleNamespace(address=name, host="127.0.0.1", port=0)
+                name=name,
+                sleeps=False,
+                history=None,
+                place=name,
+                spec=SimpleNamespace(address=name, host="127.0.0.1", port=0),
             )
             self.attendant.add(engine)
         self.front.from_parent.clear()  # nobody hears it before it is ready
