@@ -9,6 +9,7 @@ import pytest
 
 from gateway.app import application as app
 from gateway.commands.top.following import Kvgate
+from gateway.endpoints import monitor
 from gateway.tokens import drift
 from gateway.tokens.counter import ModelCounter
 from gateway.tokens.render import TokenizerSource, renderer
@@ -90,6 +91,8 @@ async def test_an_engine_upgraded_to_another_model_of_the_same_name_is_counted_w
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "_RECHECK", 0.01)
+    monkeypatch.setattr(drift, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(monitor, "IDENTITY_INTERVAL", 0.1)
     other = make_tokenizer(tmp_path)
     settings = json.loads((other / "tokenizer_config.json").read_text())
     settings["chat_template"] = f"Be brief.{settings['chat_template']}"
