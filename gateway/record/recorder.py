@@ -39,7 +39,7 @@ class Recorder:
 
     def __init__(self, file: Path, started: Started) -> None:
         self._path = file
-        self._file = open_private(file, "ab+")
+        self._file = open_private(file, "ab+", buffering=0)
         self._lines: list[bytes] = []
         self._pending = 0
         """Bytes not written yet."""

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 
-def open_private(path: Path, mode: Literal["wb", "ab", "ab+"]) -> BinaryIO:
-    """Open a file without a buffer. If it is new, only its owner may read it.
+def open_private(path: Path, mode: Literal["wb", "ab", "ab+"], buffering: int = -1) -> BinaryIO:
+    """Open a file, as `Path.open` does. If it is new, only its owner may read it.
 
     Raises:
         OSError: it cannot be opened.
     """
-    return open(path, mode, buffering=0, opener=_private)  # `Path.open` takes no opener
+    return open(path, mode, buffering, opener=_private)  # `Path.open` takes no opener
 
 
 def _private(path: str, flags: int) -> int:

@@ -100,7 +100,7 @@ class EngineLog:
         """Append a line."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open_private(self.path, "ab") as file:
+            with open_private(self.path, "ab", buffering=0) as file:
                 file.write(f"{timestamp()} {line}\n".encode(errors="replace"))
                 size = file.tell()
             if size > _ENGINE_LOG_BYTES:

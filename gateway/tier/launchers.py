@@ -1,8 +1,8 @@
 """The parents of a tier's gateways, as its owner reaches them: each over one front of its gateway.
 
 A parent talks with one front at a time: it tells that one what its engines do, and obeys it alone. So there is one way
-to it, in order, as there is where owner and parent share a machine. A parent numbers
-each turn to another front, so that what an earlier front still says about an engine is ignored.
+to it, in order, as there is where owner and parent share a machine. A parent numbers each turn
+to another front, so that what an earlier front still says about an engine is ignored.
 """
 
 from collections.abc import Callable

@@ -7,18 +7,13 @@ import msgspec
 
 from gateway.tokens.fields import OURS, reads_any_case
 from gateway.tokens.messages import Json
-from gateway.tokens.normalise import (
-    TokenIds,
-)
+from gateway.tokens.normalise import TokenIds
 from gateway.wire.request import Api, InvalidRequestError
 
 # Commas and brackets, weighted by memory: 6 million small values take some 400 MB, and no prompt that fits a model
 # has as many. (Those inside texts count too, although they cost nothing.)
 MOST_VALUES = 6_000_000
-
-
 TOO_DEEP = "The request body is nested too deeply."
-
 
 _SPLIT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _IDS = msgspec.json.Decoder(list[int])

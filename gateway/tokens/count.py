@@ -48,6 +48,17 @@ class PromptCount:
         return sum(self.prompts)
 
 
+class Counted(msgspec.Struct, frozen=True):
+    """What a counting function returns, also from another process: the tokens of a request's prompts, in order."""
+
+    prompts: tuple[int, ...]
+    kind: Kind
+    prefix: Prefix = ()
+    """Leading parts of its prompt, if it has exactly one and the engine may find it in its cache."""
+    ids: bytes = b""
+    """The token ids of its prompt as a JSON array, if they were asked for."""
+
+
 class PromptTooLongError(Exception):
     """The prompt has too many characters to fit; it was not tokenized. `at_least` is a lower bound of its tokens."""
 
@@ -62,14 +73,3 @@ class CountUnavailableError(Exception):
 
 class CountingOverloadedError(Exception):
     """Too many bytes of prompts already wait to be counted; the client should retry later."""
-
-
-class Counted(msgspec.Struct, frozen=True):
-    """What a counting function returns, also from another process: the tokens of a request's prompts, in order."""
-
-    prompts: tuple[int, ...]
-    kind: Kind
-    prefix: Prefix = ()
-    """Leading parts of its prompt, if it has exactly one and the engine may find it in its cache."""
-    ids: bytes = b""
-    """The token ids of its prompt as a JSON array, if they were asked for."""

@@ -11,13 +11,7 @@ from gateway.tokens.features import Feature, Kind, features
 from gateway.tokens.fields import OURS, as_read
 from gateway.tokens.length_bound import MOST_CHARS_PER_TOKEN, check_length
 from gateway.tokens.messages import Json, NeedsEngineError
-from gateway.tokens.normalise import (
-    ChatPrompt,
-    Encoding,
-    chat_encoding,
-    conversations,
-    text_prompt,
-)
+from gateway.tokens.normalise import ChatPrompt, Encoding, chat_encoding, conversations, text_prompt
 from gateway.tokens.prompts import check_shared, forbids_tools, prompts_of
 from gateway.wire.request import Api, InvalidRequestError
 

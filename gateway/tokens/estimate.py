@@ -8,9 +8,7 @@ from gateway.tokens.body_fields import TOO_DEEP, decoded
 from gateway.tokens.count import Counted
 from gateway.tokens.features import Kind
 from gateway.tokens.fields import OURS
-from gateway.tokens.normalise import (
-    check_number,
-)
+from gateway.tokens.normalise import check_number
 from gateway.tokens.render import TokenizerSource, renderer
 from gateway.wire.fields import OTHER_FIELDS, Use, named
 from gateway.wire.request import Api, InvalidRequestError

@@ -11,14 +11,7 @@ from gateway.tokens.features import Feature, features
 from gateway.tokens.fields import prompt_fields
 from gateway.tokens.messages import Json
 from gateway.tokens.messages_api import from_messages
-from gateway.tokens.normalise import (
-    ChatPrompt,
-    TextPrompt,
-    batched,
-    chat_prompt,
-    conversations,
-    text_prompt,
-)
+from gateway.tokens.normalise import ChatPrompt, TextPrompt, batched, chat_prompt, conversations, text_prompt
 from gateway.tokens.responses_api import from_responses
 from gateway.wire.engine_kinds import VLLM
 from gateway.wire.request import MAX_REPEATED_BYTES, Api, InvalidRequestError

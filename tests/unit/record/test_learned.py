@@ -1,10 +1,12 @@
 import os
 import stat
+from dataclasses import replace
 
 import pytest
 
 from gateway.admission.events import Learned, Outputs
 from gateway.record.learned import LearnedFiles, revision, state_folder
+from tests.full_disk import needs_root, small_disk
 
 LEARNED = Learned((5, None, 70), (Outputs(12, 11, tools=True, streamed=False, lengths=(5, None)),))
 
@@ -63,6 +65,16 @@ def test_a_folder_that_cannot_be_written_is_said_once(tmp_path, capsys):
     files.write("m", None, LEARNED)
     files.write("m", None, LEARNED)
     assert capsys.readouterr().out.count("what was learned cannot be kept") == 1
+
+
+@needs_root
+def test_on_a_disk_without_room_the_one_before_is_kept(tmp_path, capsys):
+    with small_disk(tmp_path / "disk", 64 << 10) as disk:
+        files = LearnedFiles(disk)
+        files.write("m", None, LEARNED)
+        files.write("m", None, replace(LEARNED, everything=(1000,) * 40_000))
+        assert files.read("m", None) == LEARNED
+    assert "No space left on device" in capsys.readouterr().out
 
 
 def test_the_folder_is_systemds_or_by_xdg():

@@ -18,8 +18,14 @@ def generous():
 def test_only_its_owner_may_read_a_new_file(tmp_path, mode):
     with open_private(tmp_path / "new", mode) as file:
         file.write(b"a")
-        assert (tmp_path / "new").read_bytes() == b"a"  # no buffer
+    assert (tmp_path / "new").read_bytes() == b"a"
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o600
+
+
+def test_without_a_buffer_what_is_written_is_there_at_once(tmp_path):
+    with open_private(tmp_path / "new", "ab", buffering=0) as file:
+        file.write(b"a")
+        assert (tmp_path / "new").read_bytes() == b"a"
 
 
 def test_a_file_that_is_there_keeps_its_mode(tmp_path):
