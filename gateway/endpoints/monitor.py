@@ -47,7 +47,7 @@ from gateway.endpoints.totals import Totals
 from gateway.ops.pace import Pace
 from gateway.runtime.descriptors import OutOfDescriptorsError
 from gateway.wire.engine_kinds import VLLM, EngineKind, Meaning, meaning
-from gateway.wire.stream import error_message
+from gateway.wire.stream import error_message, is_page
 
 IDENTITY_INTERVAL = 30.0
 """Seconds between two readings of the identity (names, adapters, length) of an endpoint that takes traffic."""
@@ -259,7 +259,8 @@ class EndpointMonitor:
             health = await self._health_elsewhere(health)
         if isinstance(metrics, Reply) and metrics.ok and kind is self._kind:
             self._take_metrics(metrics)
-        missed = _missed(self._kind, health) or await self._identify()
+        page = isinstance(health, Reply) and is_page(health.body)
+        missed = _missed(self._kind, health) or await self._identify(doubted=page)
         unknown = self._kind is VLLM and not self._health.was_healthy
         if unknown and isinstance(missed, Missed) and isinstance(health, Reply) and not health.ok:
             missed = await self._named(missed)
@@ -455,10 +456,13 @@ class EndpointMonitor:
         mistake = mistaken(str(self._settings.url), models, version)
         return missed if mistake is None else replace(missed, reason=mistake)
 
-    async def _identify(self) -> Missed | None:
-        """Read its identity when due. A failure counts only against an endpoint that takes no traffic yet."""
-        now = self._clock()
-        if self._health.serving and now - self._identified_at < IDENTITY_INTERVAL:
+    async def _identify(self, *, doubted: bool) -> Missed | None:
+        """Read its identity when due, or where it is doubted.
+
+        A failure counts only against an endpoint that takes no traffic yet, or is doubted.
+        """
+        now, trusted = self._clock(), self._health.serving and not doubted
+        if trusted and now - self._identified_at < IDENTITY_INTERVAL:
             return None
         if self._health.state in _FAILING:
             self._about.clear()
@@ -471,7 +475,7 @@ class EndpointMonitor:
                 self._take_loras(models)
             identity = await identify_as(kind, self._prober, self._settings, models, self._about)
         except UnidentifiedError as error:
-            return None if self._health.serving else Missed(str(error), certain=False)
+            return None if trusted else Missed(str(error), certain=False)
         await self._become(kind)
         self._identity = identity
         if self._misfit is not None and not self._health.serving and (reason := await self._misfit(identity)):

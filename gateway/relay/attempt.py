@@ -218,6 +218,8 @@ class Attempt:
             )
         if self._endpoint.lacks(answer.status, model):
             return Retryable(Back.LACKING, f"The endpoint answered 404: {_sentence(message)}")
+        if not body.lstrip().startswith(b"{"):  # a proxy's words, perhaps because the engine is gone
+            self._endpoint.watch.failed(f"it answered {answer.status}")
         if self._response.head_sent:
             await self._exchange.refuse(Outcome.INVALID_REQUEST, message)
         else:

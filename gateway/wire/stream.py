@@ -49,6 +49,7 @@ class Failure:
     event: bytes | None = None
 
 
+_PAGE = Failure(FailureKind.ENGINE_ERROR, 502, "a web page came in place of its answer: a proxy sent it")
 _ABSENT = msgspec.Raw(b"null")
 
 
@@ -486,7 +487,7 @@ def read_body(api: Api, body: bytes) -> BodyFacts:
     try:
         parsed = _EVENT.decode(body)
     except _UNREADABLE:
-        return BodyFacts(None, None, None)
+        return BodyFacts(None, _PAGE if is_page(body) else None, None)
     failure, reasons = None, _FINISHED.findall(parsed.choices)
     if parsed.failed:
         failure = _engine_failure(api, parsed, body, None)
@@ -494,6 +495,11 @@ def read_body(api: Api, body: bytes) -> BodyFacts:
         failure = Failure(FailureKind.ABORTED, 502, "the engine gave the request up")
     usage = parsed.usage.read(api) if parsed.usage is not None else None
     return BodyFacts(usage, failure, parsed.id, _kept((), reasons))
+
+
+def is_page(body: bytes) -> bool:
+    """Whether this is a web page, as some proxies send with status 200 in place of what an engine would answer."""
+    return body.lstrip().startswith(b"<")
 
 
 def error_message(body: bytes) -> str:

@@ -572,3 +572,40 @@ async def test_kill_9_of_one_of_two_costs_only_what_had_started_on_it():
             assert sorted(await endpoint_states(kvgate)) == ["down", "up"]
             await kvgate.until_idle()
             assert await kvgate.outcomes() == {"completed": 100 - len(broken), "upstream_error": len(broken)}
+
+
+async def test_no_client_gets_the_web_page_that_a_proxy_answers_in_the_place_of_an_engine_that_is_gone():
+    page = b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 6\r\nconnection: close\r\n\r\n<html>"
+    gone = False
+
+    async def proxy(reader, writer):
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            if gone:
+                if head.startswith(b"POST"):
+                    await reader.read(65_536)  # an answer before that resets the connection
+                writer.write(page)
+            else:
+                there, back = await asyncio.open_connection("127.0.0.1", fake.port)
+                back.write(head)
+                writer.write(await there.read())
+                back.close()
+            await writer.drain()
+        writer.close()
+
+    async with FakeVllm() as fake, FakeVllm() as other:
+        server = await asyncio.start_server(proxy, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        models = [{"endpoints": [{"url": url}, {"url": other.url}], "tokenizer": "/nonexistent"}]
+        async with server, gateway(models=models) as kvgate:
+            assert await all_up(kvgate)
+            gone = True
+            for streams in (True, False) * 4:
+                assert "<html>" not in (await kvgate.post(stream=streams)).text
+
+            async def is_down():
+                return await endpoint_states(kvgate) == ["down", "up"]
+
+            await until(is_down)
+            assert [(await kvgate.post()).status_code for _ in range(4)] == [200] * 4
+            await kvgate.until_idle()

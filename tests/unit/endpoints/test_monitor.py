@@ -243,6 +243,21 @@ async def test_a_model_list_that_fails_later_does_not_take_it_out(up, told, vllm
     assert told.changes == []
 
 
+async def test_an_endpoint_that_answers_everything_with_web_pages_is_no_engine_any_more(up, told, vllm, clock):
+    vllm.answers["/health"] = b"<html>Welcome"
+    await pass_time(up, clock, 5)
+    assert up.status.healthy, "it still says who it is"
+    vllm.answers["/v1/models"] = b"<html>Welcome"
+    await pass_time(up, clock, 2)
+    assert up.status.healthy
+    await pass_time(up, clock, 1)
+    out = "down: this is no vLLM: /v1/models answered no list of models"
+    assert told.take() == [("down", out), ("evacuate",)]
+    del vllm.answers["/health"], vllm.answers["/v1/models"]
+    await pass_time(up, clock, 1)
+    assert up.status.healthy
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [

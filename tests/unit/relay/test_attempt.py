@@ -285,6 +285,13 @@ async def test_what_is_the_requests_fault_reads_so_whatever_the_engines_status(p
     assert (len(plane.sent), plane.watch().failures) == (1, [])
 
 
+async def test_a_refusal_in_words_that_are_no_engines_has_the_endpoint_probed_at_once(plane):
+    plane.replies.append(Reply(b"404 page not found", status=404))
+    client = plane.ask()
+    assert await outcome(plane, client) == "endpoint_refused"
+    assert (client.status, plane.watch().failures) == (404, [("it answered 404", {})])
+
+
 @pytest.mark.parametrize("body", [error("not so", 422), b"not JSON"])
 async def test_an_engines_refusal_is_passed_on(plane, body):
     plane.replies.append(Reply(body, status=422))

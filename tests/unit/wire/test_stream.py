@@ -501,6 +501,13 @@ def test_a_whole_answer_that_was_aborted_is_a_failure(api):
     assert read_body(api, shape_of(api).body(2, ["abort"])).failure.kind is FailureKind.ABORTED
 
 
+@pytest.mark.parametrize("page", [b"<html>gone</html>", b"\r\n <!DOCTYPE html>"])
+def test_a_web_page_in_the_place_of_an_answer_is_a_failure(page):
+    failure = read_body(Api.CHAT, page).failure
+    assert (failure.kind, failure.status) == (FailureKind.ENGINE_ERROR, 502)
+    assert failure.message == "a web page came in place of its answer: a proxy sent it"
+
+
 def test_a_whole_answer_of_another_shape_passes():
     for body in (b"", b"not json", b"[]", b'{"choices":1}', b"\xff"):
         assert read_body(Api.CHAT, body).failure is None
