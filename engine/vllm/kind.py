@@ -39,11 +39,11 @@ def _check(model: str, args: Sequence[str], environ: Mapping[str, str]) -> Mappi
 
 def _fronted(model: str, args: Sequence[str]) -> Fronted:
     given = Arguments.parse(args)
-    limit = given.integer("--max-num-seqs")
+    limit, ranks = given.integer("--max-num-seqs"), max(1, given.integer("--data-parallel-size") or 1)
     return Fronted(
         tokenizer=given.text("--tokenizer") or model,
         chat_template=given.text(_TEMPLATE),
-        max_num_seqs=None if limit is None or limit < 1 else limit,  # vLLM refuses such a limit
+        max_num_seqs=None if limit is None or limit < 1 else limit * ranks,  # vLLM refuses a limit under 1
     )
 
 

@@ -22,6 +22,11 @@ def test_its_gateway_counts_with_its_tokenizer() -> None:
     assert (given.tokenizer, given.chat_template, given.max_num_seqs) == ("org/t", "c.jinja", 7)
 
 
+def test_each_data_parallel_rank_runs_as_many_sequences():
+    assert VLLM.fronted("org/m", ("--max-num-seqs", "8", "-dp", "2")).max_num_seqs == 16
+    assert VLLM.fronted("org/m", ("--data-parallel-size=2",)).max_num_seqs is None
+
+
 @pytest.mark.parametrize("limit", ["1k", "lots", "0"])
 def test_a_limit_that_it_refuses_is_no_limit(limit: str) -> None:
     assert VLLM.fronted("org/m", ("--max-num-seqs", limit)).max_num_seqs is None
