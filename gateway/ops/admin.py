@@ -84,8 +84,9 @@ class Version(BaseModel):
 class OldAdapter(BaseModel):
     """A LoRA adapter of a model."""
 
-    model: str = Field(description="Name of the model.", examples=["Qwen/Qwen3-8B"])
-    name: str = Field(description="Name of the adapter, by which clients ask for it.", examples=["sql"])
+    # A length is asked for so that half a character is refused, too: no engine could be told of it.
+    model: str = Field(min_length=1, description="Name of the model.", examples=["Qwen/Qwen3-8B"])
+    name: str = Field(min_length=1, description="Name of the adapter, by which clients ask for it.", examples=["sql"])
 
 
 class NewAdapter(OldAdapter):

@@ -1,4 +1,5 @@
 import asyncio
+import json
 import math
 
 import httpx
@@ -362,6 +363,17 @@ async def test_nobody_without_the_key_has_a_large_body_kept(locked_admin):
     answer = await locked_admin.post("/kvgate/adapters/load", content=pieces())
     assert_error(answer, 413, "body_too_large")
     assert read < 2**18
+
+
+@pytest.mark.parametrize("field", ["model", "name", "path"])
+async def test_an_adapter_that_cannot_be_told_to_an_engine_is_not_taken(source, open_admin, field):
+    for unusable in ("", "\ud800"):  # half a character, as of a file's name that is not UTF-8
+        body = json.dumps({"model": "m", "name": "a", "path": "/good", field: unusable}).encode()
+        answer = await open_admin.post(
+            "/kvgate/adapters/load", content=body, headers={"content-type": "application/json"}
+        )
+        assert_error(answer, 400, "invalid_request")
+    assert not source.adapters
 
 
 async def test_nobody_is_awaited_long_for_a_body(locked_admin, monkeypatch):
