@@ -59,10 +59,10 @@ def read_named_files(settings: Settings) -> NamedFiles:
     Raises:
         ConfigurationError: a file cannot be read, or has the wrong content.
     """
-    keys, hashed = {}, {}
+    keys, hashed, limits = {}, {}, settings.auth.limits
     for given in settings.auth.keys:
         models = None if given.models is None else frozenset(given.models)
-        limited = given.name in settings.auth.limits
+        limited = given.name in limits
         client = Client(given.name, given.priority, models, given.limits.max_tokens, limited, keyed=True)
         if given.key_sha256 is not None:
             hashed[bytes.fromhex(given.key_sha256)] = client

@@ -88,14 +88,14 @@ class AuthSettings(Section):
 
     @model_validator(mode="after")
     def _one_tenant_a_name(self) -> Self:
-        limits = self.limits
+        weights, limits, kv_shares = self.weights, self.limits, self.kv_shares
         for key in self.keys:
-            if (weight := self.weights[key.name]) != key.weight:
+            if (weight := weights[key.name]) != key.weight:
                 raise ValueError(
                     f"keys of one name are one tenant, and {key.name!r} has weights {key.weight} and {weight}"
                 )
             its = key.limits
-            if limits.get(key.name, Limits()) != its.of_core() or self.kv_shares.get(key.name) != its.kv_share:
+            if limits.get(key.name, Limits()) != its.of_core() or kv_shares.get(key.name) != its.kv_share:
                 raise ValueError(f"keys of one name are one tenant, and {key.name!r} has different limits")
         return self
 

@@ -1,3 +1,5 @@
+from time import process_time
+
 import pytest
 
 from gateway.app.named_files import read_named_files
@@ -21,6 +23,13 @@ def test_files_are_read_each_time(tmp_path):
     assert (first.admin_key, second.admin_key) == ("one", "two")
     assert [found.endpoints["a:1"].api_key for found in (first, second)] == ["one", "two"]
     assert (second.endpoints["a:1"].base_url, second.clients.authenticates) == ("http://a:1", True)
+
+
+def test_thousands_of_keys_take_no_longer_than_the_reading_of_each():
+    keys = [{"name": f"n{number}", "key": f"key-{number}", "limits": {"concurrent": 1}} for number in range(4000)]
+    began = process_time()
+    read_named_files(settings(keys=keys))
+    assert process_time() - began < 10, "each key was compared with all others"
 
 
 def test_a_certificate_that_cannot_be_read_is_a_fault_of_its_endpoint(tmp_path):
