@@ -6,8 +6,8 @@ WORKDIR /src
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
-# pip stays here: the environment that is shipped has none.
-RUN python -m venv /opt/build && python -m venv --without-pip /opt/kvgate
+# pip stays here, the newest, which takes a third of the time: the environment that is shipped has none.
+RUN python -m venv --upgrade-deps /opt/build && python -m venv --without-pip /opt/kvgate
 # What kvgate needs changes less often than kvgate: a layer of its own.
 COPY requirements/build.txt requirements/image.txt ./
 RUN /opt/build/bin/pip install --no-deps --require-hashes --requirement build.txt \

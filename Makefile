@@ -91,9 +91,10 @@ lock: $(READY)
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
 
+# The newest pip, which reads an index in a third of the time of one that comes with Python 3.11.
 .venv/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvgate needs Python 3.11 or newer; set PYTHON=" >&2; exit 1; }
-	@$(PYTHON) -m venv .venv || { echo "python3 -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@$(PYTHON) -m venv --upgrade-deps .venv || { echo "no .venv, for the reason above; on Debian it may be: apt-get install python3-venv" >&2; exit 1; }
 
 # --no-deps: a lock is whole. pip would look for packages with extras again, and find releases that are not locked.
 # Modules are compiled when they are imported: that is for few of them, and pip would compile all.

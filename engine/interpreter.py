@@ -100,7 +100,7 @@ def _install(folder: Path, build: Build, what: str, progress: Progress) -> None:
         )
     progress(f"setting up {what}; once, about two minutes and 3.5 GB for the cpu build")
     try:
-        run_step([sys.executable, "-m", "venv", folder], what="making its virtual environment", progress=progress)
+        run_step([sys.executable, "-m", "venv", "--upgrade-deps", folder], what="making its virtual environment", progress=progress)
         if build is Build.CPU:
             _install_cpu(folder, progress)
         else:
