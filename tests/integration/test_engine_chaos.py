@@ -25,6 +25,8 @@ pytestmark = pytest.mark.engine
 
 START = 900.0
 CLIENTS = 4
+PAUSE = 0.3
+"""Seconds between two requests of a client: an engine that starts beside the one in use needs a core, too."""
 PARTS = {"API server": b"api_server", "engine core": b"EngineCore", "worker": b"VLLM::Worker"}
 SIZES = ("--max-model-len=2048", "--block-size=32", "--num-gpu-blocks-override=256")
 ARGS = (*SIZES, "--enforce-eager", "--distributed-executor-backend=mp")
@@ -75,7 +77,7 @@ class Load:
                             self.torn.append(f"{text[-200:]!r}")
                 except httpx.TransportError as error:
                     self.refused.append(repr(error))
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(PAUSE)
 
 
 def descendants(pid: int) -> dict[int, bytes]:
