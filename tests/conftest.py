@@ -24,6 +24,7 @@ from xdist.scheduler import LoadFileScheduling
 from engine import guard
 from engine.demo_model import random_llama, smollm2
 from engine.interpreter import engine_python as ensure_engine_python
+from tests.forked_python import forking
 from tests.ports import free_port
 
 # How long an example takes is the machine's affair: what hangs is ended by the time limit of its test. The suite draws
@@ -176,6 +177,15 @@ def engine_python() -> Path:
 
 
 @pytest.fixture(scope="session")
+def quick_python(engine_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The same, which has it imported: for programs whose process ids and files nobody looks at."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    with forking(engine_python, "vllm.entrypoints.openai.api_server", shared) as python:
+        yield python
+
+
+@pytest.fixture(scope="session")
 def demo_model(engine_python: Path) -> Path:
     """Folder of the real chat model."""
     return smollm2(engine_python)
@@ -188,12 +198,15 @@ def random_model(engine_python: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def vllm(engine_python: Path, random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmFactory]:
+def vllm(
+    engine_python: Path, quick_python: Path, random_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[VllmFactory]:
     """Call it to get a healthy vLLM; a call with the same arguments gets the same server, until that is stopped.
 
     `vllm(model=FOLDER, served_name="...", args={"--flag": "value" or None}, env={...}, tag="a")`. `args` are laid over
     `DEFAULT_ARGS`; a value of None is a flag without value, False takes a default out. `tag` tells servers apart that
-    are otherwise alike. A start costs half a minute and 3 GB: share, and `stop()` what no other test needs.
+    are otherwise alike. With a `PYTHONPATH` in `env` it is that path's vLLM. A start costs 3 GB: share, and
+    `stop()` what no other test needs.
     """
     running: dict[object, Vllm] = {}
     logs = tmp_path_factory.mktemp("vllm")
@@ -210,8 +223,9 @@ def vllm(engine_python: Path, random_model: Path, tmp_path_factory: pytest.TempP
         if key in running and running[key].running():
             return running[key]
         log = logs / f"{len(list(logs.iterdir()))}-{served_name}{tag}.log"
+        has_own = "PYTHONPATH" in (env or {})
         argv = [
-            str(engine_python),
+            str(engine_python if has_own else quick_python),
             "-m",
             "vllm.entrypoints.openai.api_server",
             "--model",

@@ -67,10 +67,10 @@ class Parser:
 
 
 @pytest.fixture(scope="module")
-def vllm_parser(engine_python: Path) -> Iterator[Parser]:
+def vllm_parser(quick_python: Path) -> Iterator[Parser]:
     texts = json.dumps([flag.name for flag in FLAGS if flag.value is Value.TEXT])
     with subprocess.Popen(
-        [engine_python, "-c", _ASK, texts],
+        [quick_python, "-c", _ASK, texts],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

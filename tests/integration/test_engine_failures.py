@@ -141,13 +141,15 @@ class Outcome:
 
 @pytest.fixture(scope="module")
 def outcomes(
-    engine_python: Path, random_model: Path, tmp_path_factory: pytest.TempPathFactory
+    engine_python: Path, quick_python: Path, random_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Future[Outcome]]]:
     """Every case's end, while it is being waited for."""
     folder = tmp_path_factory.mktemp("failures")
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield {
-            name: pool.submit(_serve, case, folder / str(number), engine_python, random_model)
+            name: pool.submit(
+                _serve, case, folder / str(number), engine_python if case.kill else quick_python, random_model
+            )
             for number, (name, case) in enumerate(CASES.items())
         }
 

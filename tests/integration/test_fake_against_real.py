@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.conftest import QUICK_START
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
 
 pytestmark = pytest.mark.engine
@@ -243,7 +244,8 @@ def headers(response: httpx.Response) -> tuple[int, list[str], str | None]:
 @pytest.fixture(scope="module")
 def mortal_vllm(vllm) -> Iterator[Any]:
     """A server of its own: it takes one request at a time, and in the end its engine is killed."""
-    server = vllm(args={"--max-num-queued-reqs": "1"}, tag="mortal")
+    # With a path of its own it is not forked, so that its processes have their names.
+    server = vllm(args={"--max-num-queued-reqs": "1"}, env={"PYTHONPATH": str(QUICK_START)})
     yield server
     server.stop()
 

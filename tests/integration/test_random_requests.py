@@ -62,10 +62,10 @@ def asked() -> list[Asked]:
 
 
 @pytest.fixture(scope="module")
-def theirs(engine_python: Path, model: Path, templates: Mapping[str, str], asked: list[Asked]) -> list[Ids]:
+def theirs(quick_python: Path, model: Path, templates: Mapping[str, str], asked: list[Asked]) -> list[Ids]:
     file = model / "templates.json"
     file.write_text(json.dumps(templates))
-    argv = [engine_python, RENDERER, model, str(MAX_MODEL_LEN), file]
+    argv = [quick_python, RENDERER, model, str(MAX_MODEL_LEN), file]
     lines = "".join(json.dumps(vars(one)) + "\n" for one in asked)
     run = subprocess.run(argv, input=lines, capture_output=True, text=True, check=True)
     answers = [json.loads(line[2:]) for line in run.stdout.splitlines() if line.startswith("= ")]

@@ -30,8 +30,8 @@ print(json.dumps({path: fields(path) for path in sys.argv[1:]}))
 
 
 @pytest.fixture(scope="module")
-def fields_of_vllm(engine_python: Path) -> dict[Api, list[str]]:
-    argv = [engine_python, "-c", _READ, *_MODELS.values()]
+def fields_of_vllm(quick_python: Path) -> dict[Api, list[str]]:
+    argv = [quick_python, "-c", _READ, *_MODELS.values()]
     printed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
     read = json.loads(printed)
     return {api: read[path] for api, path in _MODELS.items()}
