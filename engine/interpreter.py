@@ -99,8 +99,10 @@ def _install(folder: Path, build: Build, what: str, progress: Progress) -> None:
             f"On Debian and Ubuntu: apt-get install python{version}-venv",
         )
     progress(f"setting up {what}; once, about two minutes and 3.5 GB for the cpu build")
+    # The newest pip takes two thirds of the time of one that comes with Python 3.11.
+    venv = (sys.executable, "-m", "venv", "--upgrade-deps", folder)
     try:
-        run_step([sys.executable, "-m", "venv", "--upgrade-deps", folder], what="making its virtual environment", progress=progress)
+        run_step(venv, what="making its virtual environment", progress=progress)
         if build is Build.CPU:
             _install_cpu(folder, progress)
         else:
