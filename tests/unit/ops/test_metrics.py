@@ -246,9 +246,18 @@ def test_only_tenants_that_are_configured_have_labels():
         metrics.tenant(name).used(100, 20)
     metrics.know_tenants(["b", "c"])
     assert metrics.tenant("a") is metrics.tenant("10.0.0.1") is None
-    assert {sample.labels["tenant"] for sample in samples(metrics) if "tenant" in sample.labels} == {"b", "c"}
+    assert {sample.labels["tenant"] for sample in samples(metrics) if "tenant" in sample.labels} == {"b"}
     assert value(metrics, "kvgate_tenant_requests_total", tenant="b", outcome="completed") == 1
     assert value(metrics, "kvgate_tenant_tokens_total", tenant="b", kind="completion") == 20
+
+
+def test_a_tenant_costs_a_scrape_only_what_it_has_done():
+    metrics = Metrics("0.1.0")
+    metrics.know_tenants([f"key {number}" for number in range(1000)])
+    metrics.tenant("key 7").ended(Outcome.CLIENT_CLOSED)
+    found = [sample for sample in samples(metrics) if "tenant" in sample.labels]
+    assert found
+    assert all(sample.labels == {"tenant": "key 7", "outcome": "client_closed"} for sample in found)
 
 
 def test_what_an_autoscaler_goes_by_is_absent_where_it_is_unknown():
