@@ -88,12 +88,13 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
             model = None if endpoint.id in exchange.lacking else request.model
             result = await attempt.run(outgoing, headers, evacuated=evacuated, ids=ids, model=model)
             if isinstance(result, Ended):
-                usage = _of_all(exchange.usage, work.demand, endpoint)
-                if usage is not exchange.usage:
+                told = exchange.usage
+                usage = _of_all(told, work.demand, endpoint)
+                if usage is not told:
                     exchange.usage = usage
                 unreported = 0 if result.outcome is Outcome.ENDPOINT_REFUSED else None
                 place.release(result.verdict, unreported if usage is None else usage.completion_tokens)
-                if usage is not None:
+                if usage is not None and told is not None and told.prompt_tokens:
                     handed_to = None if ids is None else endpoint.base_url
                     pool.counter.settle(work.count, usage.prompt_tokens, handed_to=handed_to)
                 return result.outcome
@@ -113,11 +114,16 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
 
 
 def _of_all(usage: Usage | None, demand: Demand, endpoint: Endpoint) -> Usage | None:
-    """The usage of all sequences, estimated where the engine tells the usage of one sequence only."""
+    """The usage of a whole request, estimated where the engine tells that of one sequence only, or of no prompt.
+
+    The last is a llama-server's streamed message: some have no `message_start`, which alone has the prompt's.
+    """
     identity = endpoint.identity
-    if usage is None or demand.sequences == 1 or identity is None or not KINDS[identity.kind].tells_one:
-        return usage
-    return Usage(demand.prompt_tokens, usage.completion_tokens * demand.sequences)
+    if usage is None:
+        return None
+    if demand.sequences > 1 and identity is not None and KINDS[identity.kind].tells_one:
+        return Usage(demand.prompt_tokens, usage.completion_tokens * demand.sequences)
+    return usage if usage.prompt_tokens else Usage(demand.prompt_tokens, usage.completion_tokens)
 
 
 async def _first_dispatch(plane: Plane, exchange: Exchange, place: Place, work: Work) -> Dispatch:

@@ -112,6 +112,16 @@ async def test_the_usage_of_one_of_several_sequences_stands_for_all(plane, kind,
     assert (line["prompt_tokens"], line["completion_tokens"]) == (3, completion_tokens)
 
 
+async def test_a_prompt_of_which_an_engine_tells_nothing_is_that_which_was_counted(plane):
+    """So does a llama-server in some streamed messages. Three of them made its counts estimates."""
+    plane.replies += [Reply(WHOLE), Reply(WHOLE.replace(b'"prompt_tokens":3,', b""))]
+    for _ in range(2):
+        await plane.ask().ended()
+    told, untold = plane.lines
+    assert (untold["prompt_tokens"], untold["completion_tokens"]) == (told["prompt_tokens"], 1)
+    assert plane.counter.settled == [3], "nothing was told with which it could be compared"
+
+
 SIZE = 4 << 20
 LARGE = asked(stream=True, metadata={"p": "x" * SIZE})
 REWRITTEN = asked(stream=True, stream_options={}, metadata={"p": "x" * SIZE})
