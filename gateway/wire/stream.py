@@ -117,7 +117,7 @@ _LONGEST_MESSAGE = 4096
 _MOST_OF_CHOICES = 64 * 2**10
 """Most bytes of an event's choices in which sequences are told apart."""
 _MOST_READ = 2048
-"""Most events with a mark that are read in one piece; engines write one or a few."""
+"""Most events with a mark, or comments, that are read in one piece; engines write one or a few."""
 _WRAPPED_CODE = re.compile(
     r"\d+ validation errors? for \w+\n[\w.]+\n.{0,80}input_value=\{'error': .{0,60}"
     r"'code': (\d{3})\}\}, input_type=dict\]"
@@ -253,7 +253,7 @@ class StreamReader:
             data = self._complete(data)
         events = data.count(self._token_mark)
         if _may_comment(data) and self._token_mark == _ANY_EVENT:
-            events -= len(_COMMENT.findall(data))
+            events -= sum(1 for _ in itertools.islice(_COMMENT.finditer(data), _MOST_READ))
         self.tokens += events if self._interval == 1 else self._held(events)
         return self._read(data) if self._marked(data) else data
 
@@ -470,7 +470,8 @@ def says_something(data: bytes) -> bool:
 
 def is_preliminary(data: bytes) -> bool:
     """Whether these events do not yet show that the engine will answer."""
-    return all(event.startswith(_PRELIMINARY_EVENTS) for event in _BOUNDARY.split(data) if event)
+    events = _BOUNDARY.split(data, maxsplit=_MOST_READ)
+    return len(events) <= _MOST_READ and all(event.startswith(_PRELIMINARY_EVENTS) for event in events if event)
 
 
 class BodyFacts(msgspec.Struct, frozen=True):
