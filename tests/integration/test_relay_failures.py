@@ -579,7 +579,7 @@ async def test_no_client_gets_the_web_page_that_a_proxy_answers_in_the_place_of_
     gone = False
 
     async def proxy(reader, writer):
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
             head = await reader.readuntil(b"\r\n\r\n")
             if gone:
                 if head.startswith(b"POST"):
@@ -587,11 +587,10 @@ async def test_no_client_gets_the_web_page_that_a_proxy_answers_in_the_place_of_
                 writer.write(page)
             else:
                 there, back = await asyncio.open_connection("127.0.0.1", fake.port)
-                back.write(head)
-                writer.write(await there.read())
-                back.close()
+                with contextlib.closing(back):
+                    back.write(head)
+                    writer.write(await there.read())
             await writer.drain()
-        writer.close()
 
     async with FakeVllm() as fake, FakeVllm() as other:
         server = await asyncio.start_server(proxy, "127.0.0.1", 0)

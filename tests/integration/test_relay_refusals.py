@@ -346,24 +346,29 @@ async def test_observe_lets_through_what_it_would_have_refused():
 
 
 async def test_a_drained_endpoint_gets_nothing_new_and_finishes_what_it_has():
+    def chats(fake):
+        return sum(request.path == CHAT for request in fake.seen)
+
     settings = FakeSettings(step_seconds=0.01)
     async with FakeVllm(settings) as one, FakeVllm(settings) as two, gateway(one, two) as kvgate:
-        running = [asyncio.create_task(kvgate.post(tokens=60, stream=number % 2 == 0)) for number in range(4)]
-        await until(lambda: len(one.scheduler.running) == len(two.scheduler.running) == 2)
-        drained = (await kvgate.client.post(f"/kvgate/endpoints/127.0.0.1:{one.port}/drain")).json()
+        running = [asyncio.create_task(kvgate.post(tokens=200, stream=number % 2 == 0)) for number in range(4)]
+        await until(lambda: len(one.scheduler.running) + len(two.scheduler.running) == 4)
+        leaves = max(one, two, key=chats)
+        has = chats(leaves)
+        drained = (await kvgate.client.post(f"/kvgate/endpoints/127.0.0.1:{leaves.port}/drain")).json()
         assert (drained["state"], drained["healthy"]) == ("draining", False)
         assert (await kvgate.post()).status_code == 200
         assert (await kvgate.post()).status_code == 200
         assert [answer.status_code for answer in await asyncio.gather(*running)] == [200] * 4
-        assert len([request for request in one.seen if request.path == CHAT]) == 2
-        assert (await kvgate.client.post(f"/kvgate/endpoints/127.0.0.1:{one.port}/undrain")).status_code == 200
+        assert chats(leaves) == has
+        assert (await kvgate.client.post(f"/kvgate/endpoints/127.0.0.1:{leaves.port}/undrain")).status_code == 200
 
-        async def back():
-            return all(endpoint["healthy"] for endpoint in (await kvgate.state())["endpoints"])
+        async def has_more():
+            await asyncio.gather(kvgate.post(tokens=20), kvgate.post(tokens=20))
+            return chats(leaves) > has
 
-        await until(back)
-        await asyncio.gather(kvgate.post(tokens=20), kvgate.post(tokens=20))
-        assert len([request for request in one.seen if request.path == CHAT]) == 3
+        await until(has_more)
+        assert all(endpoint["healthy"] for endpoint in (await kvgate.state())["endpoints"])
         unknown = await kvgate.client.post("/kvgate/endpoints/nobody/drain")
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "endpoint_not_found")
 

@@ -56,14 +56,13 @@ class Embedder:
 
     async def serve(self, reader, writer):
         self.connections.add(asyncio.current_task())
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
                 await reader.readexactly(int(head.partition("content-length:")[2].partition("\r")[0] or 0))
                 status, body = await self.answer(head.split()[1])
                 writer.write(b"HTTP/1.1 %d -\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
                 await writer.drain()
-        writer.close()
 
 
 @pytest.fixture(autouse=True)

@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 MODELS = ("red", "blue")
 LAUNCHING, OTHER = "127.0.0.2", "127.0.0.3"
 """Hosts of the gateway that launches the engines and of the other one."""
-PATIENCE = 12.0
-"""Seconds for which a request waits for an engine of which nothing is known."""
+PATIENCE = 40.0
+"""Seconds for which a request waits for an engine of which nothing is known: a busy machine takes long to start one."""
 TOKENS = 80
 """Of a long answer, which takes four seconds."""
 
@@ -185,8 +185,10 @@ async def test_what_waits_for_an_engine_whose_gateway_is_gone_is_told_and_served
         return not served.alive()
 
     await until(gone)
+    served.other.change(f"no_endpoint_ttl: {PATIENCE}", "no_endpoint_ttl: 3.0")
     refused = await served.ask(served.other, "red")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_endpoint")
+    served.other.change("no_endpoint_ttl: 3.0", f"no_endpoint_ttl: {PATIENCE}")
     waiting = asyncio.create_task(served.ask(served.other, "blue"))
     served.launching.start()
     await asyncio.wait([waiting])
