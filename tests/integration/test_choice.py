@@ -35,10 +35,10 @@ def too_large(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def kvgate(engine_python: Path, random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kvgate]:
+def kvgate(quick_python: Path, random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kvgate]:
     folder = tmp_path_factory.mktemp("choice")
     env = {"VLLM_CPU_KVCACHE_SPACE": 1}
-    of_vllm = {"choice": "auto", "args": SMALL, "python": str(engine_python), "env": env}
+    of_vllm = {"choice": "auto", "args": SMALL, "python": str(quick_python), "env": env}
     large = too_large(folder / "large")
     models = [
         {"name": "other", "engine": {**of_vllm, "model": large, "alternatives": [str(random_model)]}},

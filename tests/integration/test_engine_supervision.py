@@ -177,14 +177,14 @@ def test_a_parent_killed_with_sigkill_leaves_no_engine(engine_python: Path, rand
     assert not [path for path in shared if path.exists()]
 
 
-async def test_a_missing_folder_is_given_up_at_once_and_readably(engine_python: Path, tmp_path: Path) -> None:
-    await _fails_at_once(spec(engine_python, tmp_path / "no"), f"The model folder {tmp_path}/no does not exist.")
+async def test_a_missing_folder_is_given_up_at_once_and_readably(quick_python: Path, tmp_path: Path) -> None:
+    await _fails_at_once(spec(quick_python, tmp_path / "no"), f"The model folder {tmp_path}/no does not exist.")
 
 
-async def test_a_taken_port_is_given_up_at_once_and_readably(engine_python: Path, random_model: Path) -> None:
+async def test_a_taken_port_is_given_up_at_once_and_readably(quick_python: Path, random_model: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
-        engine = spec(engine_python, random_model, port=other.getsockname()[1])
+        engine = spec(quick_python, random_model, port=other.getsockname()[1])
         await _fails_at_once(engine, "The engine's port is taken by another process.")
 
 

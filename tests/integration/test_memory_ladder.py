@@ -30,9 +30,9 @@ def program(python: Path, model: Path, *, min_model_len: int | None) -> tuple[En
 
 
 async def test_a_context_that_may_be_shorter_is_shortened_to_what_fits_and_that_is_said(
-    engine_python: Path, random_model: Path
+    quick_python: Path, random_model: Path
 ) -> None:
-    spec, made = program(engine_python, random_model, min_model_len=256)
+    spec, made = program(quick_python, random_model, min_model_len=256)
     async with running(made) as at_work:
         await at_work.until(events.BecameReady)
         (refitted,) = at_work.of(events.Refitted)
@@ -45,8 +45,8 @@ async def test_a_context_that_may_be_shorter_is_shortened_to_what_fits_and_that_
         assert await asyncio.wait_for(at_work.task, 60) == 0
 
 
-async def test_without_permission_it_stops_and_names_the_numbers(engine_python: Path, random_model: Path) -> None:
-    _, made = program(engine_python, random_model, min_model_len=None)
+async def test_without_permission_it_stops_and_names_the_numbers(quick_python: Path, random_model: Path) -> None:
+    _, made = program(quick_python, random_model, min_model_len=None)
     async with running(made) as at_work:
         assert await asyncio.wait_for(at_work.task, START) == 1
         (gave_up,) = at_work.of(events.GaveUp)

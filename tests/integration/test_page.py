@@ -351,7 +351,7 @@ def test_left_open_it_keeps_nothing(window, kvgate, seconds):
 
 
 @pytest.mark.engine
-def test_a_real_engine_is_overloaded_killed_and_comes_back(window, random_model, engine_python, tmp_path):
+def test_a_real_engine_is_overloaded_killed_and_comes_back(window, random_model, quick_python, tmp_path):
     """It is the first way to serve the model, so `--engine auto` takes it."""
     args = [
         "--max-model-len=1024",
@@ -360,7 +360,7 @@ def test_a_real_engine_is_overloaded_killed_and_comes_back(window, random_model,
         "--enforce-eager",
         "--dtype=float32",
     ]
-    environ = {"KVGATE_ENGINE_PYTHON": str(engine_python), "VLLM_CPU_KVCACHE_SPACE": "1"}
+    environ = {"KVGATE_ENGINE_PYTHON": str(quick_python), "VLLM_CPU_KVCACHE_SPACE": "1"}
     sections = {"admission": {"policy": "hysteresis"}, "health": {"hung_after": 600}}
     request = {"prompt": [101] * 150, "ignore_eos": True}
 

@@ -18,10 +18,10 @@ FAMILIES = 24
 
 
 @pytest.fixture(scope="module")
-def rows(engine_python: Path, random_model: Path) -> dict[str, Row]:
+def rows(quick_python: Path, random_model: Path) -> dict[str, Row]:
     config = json.loads((random_model / "config.json").read_text())
     real = Case("random", "a checkpoint with files", config, {**ARGS, "dtype": "float32"})
-    measured = measure(engine_python, (*CASES, real))
+    measured = measure(quick_python, (*CASES, real))
     print(table(measured))
     return {row.name: row for row in measured}
 
