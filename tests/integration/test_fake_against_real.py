@@ -245,7 +245,7 @@ def headers(response: httpx.Response) -> tuple[int, list[str], str | None]:
 def mortal_vllm(vllm) -> Iterator[Any]:
     """A server of its own: it takes one request at a time, and in the end its engine is killed."""
     # With a path of its own it is not forked, so that its processes have their names.
-    server = vllm(args={"--max-num-queued-reqs": "1"}, env={"PYTHONPATH": str(QUICK_START)})
+    server = vllm(args={"--max-num-seqs": "1", "--max-num-queued-reqs": "1"}, env={"PYTHONPATH": str(QUICK_START)})
     yield server
     server.stop()
 
