@@ -215,7 +215,7 @@ def interface() -> str:
         "",
         "## Edits of the body",
         "",
-        "An endpoint gets the client's own bytes, except for these fields.",
+        "An endpoint gets the client's own bytes, except for these fields. A byte order mark before it is dropped.",
         "",
         "| field | when it is set |",
         "|---|---|",

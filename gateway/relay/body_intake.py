@@ -1,5 +1,7 @@
 """The reader of client bodies: enforces the limits, and has an answer for each way a body can go wrong."""
 
+from codecs import BOM_UTF8
+
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import ServerSettings
 from gateway.relay.exchange import Exchange, RefusedError
@@ -8,20 +10,21 @@ from gateway.server.asgi import Receive, Scope
 
 
 async def read_within_limits(settings: ServerSettings, payload: Payload, scope: Scope, receive: Receive) -> None:
-    """Read the body into its payload.
+    """Read the body into its payload, without the byte order mark that some editors put before JSON, and engines skip.
 
     Raises:
         RefusedError: the body is over a limit.
         ClientGoneError: the client left before its body ended.
     """
     try:
-        payload.data = await read_body(
+        body = await read_body(
             scope,
             receive,
             limit=settings.max_body_bytes,
             allowance=Allowance(settings.body_timeout, settings.body_min_rate),
             grown=payload.grown,
         )
+        payload.data = body.removeprefix(BOM_UTF8)
     except BodyTooLargeError as error:
         message = f"The request body has {error.size} bytes or more; at most {settings.max_body_bytes} are accepted."
         raise RefusedError(Outcome.BODY_TOO_LARGE, message) from None

@@ -64,3 +64,10 @@ async def test_a_whole_body_within_the_limits_is_read():
         sent = receiving(piece(9, more=False))
         assert await read_request(LIMITS, payload, {"headers": []}, sent, Answered()) is None
         assert payload.data == bytes(9)
+
+
+async def test_a_byte_order_mark_is_none_of_the_body():
+    with Room(lambda: 0).payload("a") as payload:
+        sent = receiving({"type": "http.request", "body": b'\xef\xbb\xbf{"a": "\xef\xbb\xbf"}'})
+        await read_within_limits(LIMITS, payload, {"headers": []}, sent)
+        assert payload.data == b'{"a": "\xef\xbb\xbf"}'
