@@ -103,6 +103,7 @@ With a limit of null it generates as many in vLLM 0.32, and as many as there is 
 
 _WITH_INTERVAL = frozenset({Api.CHAT, Api.COMPLETIONS})
 _ABSENT = msgspec.Raw(b"")
+_TRUNCATED = "Input data was truncated"
 
 
 def _undecoded(*names: str) -> msgspec.json.Decoder[msgspec.Struct]:
@@ -342,9 +343,15 @@ def _read(decoder: msgspec.json.Decoder[msgspec.Struct], body: bytes) -> msgspec
     except msgspec.ValidationError:
         raise InvalidRequestError("The request body must be a JSON object.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"The request body is not valid JSON: {error}.") from None
+        raise InvalidRequestError(f"The request body is not valid JSON: {_fault(error)}.") from None
     except RecursionError:
         raise InvalidRequestError("The request body is nested too deeply.") from None
+
+
+def _fault(error: ValueError) -> str:
+    """What is wrong. Of half a character, which a client gets that cuts a text anywhere, msgspec says that, too."""
+    said = str(error)
+    return 'it ends too early, or has half of a surrogate pair (such as "\\ud83d")' if said == _TRUNCATED else said
 
 
 def _given(fields: msgspec.Struct, name: str) -> bool:

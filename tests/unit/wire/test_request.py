@@ -289,6 +289,14 @@ def test_a_field_that_is_absurdly_long_is_refused_undecoded(name: str, written: 
     assert len(refused.value.message) < 100
 
 
+@pytest.mark.parametrize("text", [rb"\ud83d", rb"a\ud83d b", b"never ends"])
+def test_half_a_character_is_named_where_the_reader_takes_it_for_the_end(text: bytes) -> None:
+    """A client gets it that cuts its texts anywhere, and it looked for what had cut its bodies."""
+    body = b'{"messages":[{"role":"user","content":"%b"}]}' % text
+    with pytest.raises(InvalidRequestError, match=r"it ends too early, or has half of a surrogate pair"):
+        parse(Api.CHAT, body if b"ud83d" in text else body[:-5])
+
+
 def test_absurd_numbers_are_not_repeated() -> None:
     for written in ("9" * 100, "-" + "9" * 100, "1e300"):
         with pytest.raises(InvalidRequestError) as refused:
