@@ -7,6 +7,7 @@ before it answers, so what is wrong with one is known before a request asks for 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -28,6 +29,13 @@ Loaded = Mapping[str, str | None]
 """What an engine has, by its `/v1/models`: the path of each adapter, if it tells."""
 
 
+class _Kept(NamedTuple):
+    """An adapter that stays, as the one that was to take its place could not be loaded."""
+
+    path: str
+    reason: str
+
+
 class Adapters:
     """Keeps one engine's adapters as they are wanted.
 
@@ -45,17 +53,22 @@ class Adapters:
         """The paths at which each was wanted at some time: what others loaded is not ours to unload."""
         self._failed: dict[str, str] = {}
         """Why an adapter was not loaded."""
+        self._kept: dict[str, _Kept] = {}
+        """Those that stay until another path is wanted."""
 
     @property
     def wanted(self) -> dict[str, str]:
         """Paths by name."""
-        both: dict[str, str | None] = {**self._configured, **self._given}
+        kept = {name: adapter.path for name, adapter in self._kept.items()}
+        both: dict[str, str | None] = {**self._configured, **self._given, **kept}
         return {name: path for name, path in both.items() if path is not None}
 
     def govern(self, configured: Mapping[str, str]) -> bool:
         """Go by other settings; returns whether that changes what is wanted."""
         before = self.wanted
         self._note()
+        changed = {name for name in self._kept if configured.get(name) != self._configured.get(name)}
+        self._kept = {name: adapter for name, adapter in self._kept.items() if name not in changed}
         self._configured = dict(configured)
         return self.wanted != before
 
@@ -64,27 +77,42 @@ class Adapters:
         self._note()
         self._ours[name].add(path or "")
         self._failed.pop(name, None)
+        self._kept.pop(name, None)
         self._given[name] = path
 
     def states(self, loaded: Loaded) -> dict[str, str]:
         """Of each that is wanted: loaded, loading, or why it is not."""
         pending = {body["lora_name"] for _, body in self.pending(loaded)}
-        return {name: self._failed.get(name, LOADING) if name in pending else LOADED for name in self.wanted}
+        told = {name: self._failed.get(name, LOADING) if name in pending else LOADED for name in self.wanted}
+        return told | {name: adapter.reason for name, adapter in self._kept.items()}
 
     async def settle(self, loaded: Loaded, ask: Ask) -> bool:
-        """Load what the engine lacks, and unload what it need not have; returns whether that changed anything."""
+        """Load what the engine lacks, and unload what it need not have; returns whether that changed anything.
+
+        An adapter whose successor cannot be loaded is loaded again: it served, and the mistake is the successor's.
+        """
         changed = False
-        for path, body in self.pending(loaded):
-            changed |= await self._asked(ask, path, body)
+        unloaded: dict[str, str] = {}
+        for route, body in self.pending(loaded):
+            name, done = body["lora_name"], await self._asked(ask, route, body)
+            changed |= done
+            if route == _UNLOAD and done and (path := loaded[name]) is not None:
+                unloaded[name] = path
+            elif route == _LOAD and not done and name in unloaded:
+                await self._keep(ask, name, unloaded[name], body["lora_path"])
         return changed
 
     def pending(self, loaded: Loaded) -> list[tuple[str, dict[str, str]]]:
         """What the engine is to be asked: routes and bodies."""
         wanted = self.wanted
-        stale = [name for name, path in loaded.items() if self._is_stale(name, path, wanted.get(name))]
-        unload = [(_UNLOAD, {"lora_name": name}) for name in stale]
-        lacking = [(name, path) for name, path in wanted.items() if name in stale or name not in loaded]
-        return [*unload, *((_LOAD, {"lora_name": name, "lora_path": path}) for name, path in lacking)]
+        asked: list[tuple[str, dict[str, str]]] = []
+        for name in dict.fromkeys((*loaded, *wanted)):
+            stale = name in loaded and self._is_stale(name, loaded[name], wanted.get(name))
+            if stale:
+                asked.append((_UNLOAD, {"lora_name": name}))
+            if name in wanted and (stale or name not in loaded):
+                asked.append((_LOAD, _body(name, wanted[name])))
+        return asked
 
     def _is_stale(self, name: str, path: str | None, wanted: str | None) -> bool:
         """Whether an adapter that is loaded from this path is to go, for good or for one from another path."""
@@ -95,6 +123,12 @@ class Adapters:
     def _note(self) -> None:
         for name, path in self.wanted.items():
             self._ours[name].add(path)
+
+    async def _keep(self, ask: Ask, name: str, path: str, refused: str) -> None:
+        """Load the one that was there before, until another is wanted than the one that was refused."""
+        reason = self._failed[name]
+        if await self._asked(ask, _LOAD, _body(name, path)) and self.wanted.get(name) == refused:
+            self._kept[name] = _Kept(path, f"{reason.rstrip('.')}. The one from {path} stays")
 
     async def _asked(self, ask: Ask, path: str, body: Mapping[str, str]) -> bool:
         name = body["lora_name"]
@@ -109,6 +143,10 @@ class Adapters:
             said = "adapter not loaded" if path == _LOAD else "adapter not unloaded"
             _log.warning(said, endpoint=self._endpoint, adapter=name, reason=reason)
         return False
+
+
+def _body(name: str, path: str) -> dict[str, str]:
+    return {"lora_name": name, "lora_path": path}
 
 
 def _reason(reply: Reply | NoReply) -> str:

@@ -7,7 +7,7 @@ from gateway.endpoints.replies import NoReply, Reply
 
 
 class Engine:
-    """Loads what it is asked to, or answers the next of `replies`."""
+    """Loads what it is asked to, or answers the next of `replies`, of which None is to do so."""
 
     def __init__(self, **loaded):
         self.loaded = loaded
@@ -18,8 +18,9 @@ class Engine:
         asked = json.loads(body)
         name = asked["lora_name"]
         self.asked.append((path.rpartition("/")[2].split("_")[0], name))
-        if self.replies:
-            return self.replies.pop(0)
+        reply = self.replies.pop(0) if self.replies else None
+        if reply is not None:
+            return reply
         if "unload" in path:
             del self.loaded[name]
         else:
@@ -103,3 +104,57 @@ async def test_one_from_another_path_takes_the_place_of_ours_and_of_what_an_oper
     await engine.settle(adapters)
     assert engine.loaded["a"] == "/a2"
     assert not adapters.pending({"a": None, "theirs": None}), "an engine that tells no paths is believed"
+
+
+REFUSED = Reply(500, b'{"error":{"message":"LoRA rank 64 is greater than max_lora_rank 16."}}', 0.0)
+STAYS = "LoRA rank 64 is greater than max_lora_rank 16. The one from /a stays"
+
+
+async def test_one_whose_successor_cannot_be_loaded_stays():
+    engine, adapters = Engine(), Adapters("e", {"a": "/a", "b": "/b"})
+    await engine.settle(adapters)
+    adapters.give("a", "/high")
+    engine.replies = [None, REFUSED]
+    assert await engine.settle(adapters)
+    assert engine.loaded == {"b": "/b", "a": "/a"}
+    assert adapters.states(engine.loaded) == {"a": STAYS, "b": LOADED}
+    assert not adapters.pending(engine.loaded), "it is not taken away once more to try the same"
+    await Engine.settle(engine := Engine(), adapters)
+    assert engine.loaded == {"a": "/a", "b": "/b"}, "nor where the engine starts anew"
+    assert adapters.states(engine.loaded) == {"a": STAYS, "b": LOADED}
+    adapters.give("a", "/better")
+    assert adapters.states(engine.loaded) == {"a": LOADING, "b": LOADED}
+    await engine.settle(adapters)
+    assert engine.loaded == {"b": "/b", "a": "/better"}
+
+
+async def test_one_that_stays_makes_way_when_the_settings_name_another_path():
+    engine, adapters = Engine(), Adapters("e", {"a": "/a"})
+    await engine.settle(adapters)
+    adapters.govern({"a": "/high"})
+    engine.replies = [None, REFUSED]
+    await engine.settle(adapters)
+    assert not adapters.govern({"a": "/high"}), "a reload for something else"
+    assert (engine.loaded, adapters.states(engine.loaded)) == ({"a": "/a"}, {"a": STAYS})
+    assert adapters.govern({"a": "/better"})
+    await engine.settle(adapters)
+    assert (engine.loaded, adapters.states(engine.loaded)) == ({"a": "/better"}, {"a": LOADED})
+
+
+async def test_what_is_asked_for_while_one_is_refused_is_loaded_next():
+    engine, adapters = Engine(), Adapters("e", {"a": "/a"})
+    await engine.settle(adapters)
+    adapters.give("a", "/high")
+    engine.replies = [None, REFUSED]
+    refuse = engine.ask
+
+    async def ask(path, body):
+        reply = await refuse(path, body)
+        if reply is REFUSED:
+            adapters.give("a", "/better")
+        return reply
+
+    await adapters.settle(dict(engine.loaded), ask)
+    assert adapters.states(engine.loaded) == {"a": LOADING}
+    await engine.settle(adapters)
+    assert engine.loaded == {"a": "/better"}
