@@ -242,7 +242,7 @@ class EndpointRecord:
 
     def note_busy(self, now: float) -> None:
         """Note that its engine refused a request as it is busy."""
-        self.gate.note_busy(now)
+        self.gate.note_busy(now, self.ledger.sequences)
         self.next_change = now
 
     def note_failure(self, now: float) -> None:
@@ -262,7 +262,7 @@ class EndpointRecord:
 
     def busy(self, now: float) -> bool:
         """Whether it gets no requests because its engine is busy."""
-        return now < self.gate.busy_until
+        return now < self.gate.busy_until and self.ledger.sequences >= self.gate.full_with
 
     def advance(self, now: float) -> None:
         """Bring the account and then the gate up to this time. Due after every change and before every question."""

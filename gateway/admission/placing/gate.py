@@ -12,7 +12,7 @@ from gateway.admission.tuning import TUNING
 class Gate:
     """Hysteresis on effective KV usage, and the engine's own signs of saturation."""
 
-    __slots__ = ("_fresh", "_high", "_low", "_over", "_sampled_at", "busy_until", "closed")
+    __slots__ = ("_fresh", "_high", "_low", "_over", "_sampled_at", "busy_until", "closed", "full_with")
 
     def __init__(self, kv_high: float, kv_low: float, poll_interval: float) -> None:
         self._high = kv_high
@@ -23,7 +23,9 @@ class Gate:
         self._over = 0
         self._sampled_at = 0.0
         self.busy_until = -inf
-        """End of the time in which a busy engine gets no requests; in the past if it was not busy."""
+        """End of the time in which a busy engine gets no more than it had; in the past if it was not busy."""
+        self.full_with = 0
+        """Sequences of ours that it had when it last said that it is busy."""
 
     def govern(self, kv_high: float, kv_low: float) -> None:
         """Close and open at other usages."""
@@ -41,9 +43,9 @@ class Gate:
         self._over = self._over + 1 if waiting > unconfirmed else 0
         self._sampled_at = sampled_at
 
-    def note_busy(self, now: float) -> None:
-        """Note that the engine refused a request as it is busy."""
-        self.busy_until = now + TUNING.busy_span
+    def note_busy(self, now: float, sequences: int) -> None:
+        """Note that the engine refused a request as it is busy, with so many sequences of ours."""
+        self.busy_until, self.full_with = now + TUNING.busy_span, sequences
 
     def scraped(self, sampled_at: float) -> None:
         """Note a scrape: it is newer than any sign of a busy engine before it."""

@@ -151,7 +151,8 @@ def _kv_share(ask: Ask) -> float:
 
 
 def _busy(ask: Ask) -> float:
-    return ask.endpoint.gate.busy_until - ask.now
+    gate, sequences = ask.endpoint.gate, 1 if ask.request is None else ask.request.sequences
+    return gate.busy_until - ask.now if ask.endpoint.ledger.sequences + sequences > gate.full_with else 0
 
 
 def _failing(ask: Ask) -> float:
@@ -210,7 +211,8 @@ RULES = (
     ),
     Rule(
         "busy",
-        "the engine refused a request as it is busy: for a second, or until the next scrape",
+        "the engine refused a request as it is busy, and has as many of ours as then: for a second, or until the next "
+        "scrape",
         _busy,
         Unit.SECONDS,
         closes=True,

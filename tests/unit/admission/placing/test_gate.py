@@ -49,10 +49,10 @@ def test_stale_samples_do_not_count(gate):
 
 
 def test_a_refusal_holds_it_for_a_second_or_until_a_scrape(gate):
-    gate.note_busy(10.0)
-    assert gate.busy_until == 11.0
-    gate.note_busy(20.0)
+    gate.note_busy(10.0, 3)
+    assert (gate.busy_until, gate.full_with) == (11.0, 3)
+    gate.note_busy(20.0, 2)
     gate.scraped(19.9)  # taken before the refusal: knows nothing of it
-    assert gate.busy_until == 21.0
+    assert (gate.busy_until, gate.full_with) == (21.0, 2)
     gate.scraped(20.1)
     assert gate.busy_until < 20.1

@@ -97,6 +97,18 @@ def test_an_idle_endpoint_takes_what_exceeds_every_limit_but_not_while_it_is_bus
     assert asked(e, 1) == "busy"
 
 
+def test_a_busy_engine_gets_as_many_as_it_had():
+    """It is full, not slow: short answers end many times in a second."""
+    e = endpoint()
+    _, last = e.reserve(request(), NOW), e.reserve(request(), NOW)
+    e.note_busy(NOW)
+    assert (asked(e), all_shut([e]), e.busy(NOW)) == ("busy", True, True)
+    e.release(last, 1, NOW, aborted=False)
+    assert (asked(e), all_shut([e]), e.busy(NOW)) == (None, False, False)
+    e.reserve(request(), NOW)
+    assert (asked(e), all_shut([e]), e.busy(NOW)) == ("busy", True, True)
+
+
 def test_an_idle_endpoint_that_would_fail_others_declines_what_does_not_fit_beside_them():
     for holds_limit, declines in ((True, "kv"), (False, None)):
         e = endpoint(holds_limit=holds_limit)
