@@ -152,17 +152,23 @@ class GuardedProcess:
 
     async def _end(self) -> None:
         self.kill()
-        await self._guard.wait()
         if self._readers:
             # Only a process outside the group can still hold a pipe.
             _, left = await asyncio.wait(self._readers, timeout=_OUTPUT_GRACE)
+            if left:
+                self._let_go()
             for reader in left:
                 reader.cancel()
+        await self._guard.wait()
         for writer in (self._writer, self._told):
             if writer is not None:
                 writer.close()
                 with contextlib.suppress(ConnectionError):
                     await writer.wait_closed()
+
+    def _let_go(self) -> None:
+        """Close the pipe of its output. Before Python 3.12.4 the guard's `wait` waits for that, too."""
+        self._guard._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - there is no other way to it
 
     def _follow(self, pipe: asyncio.StreamReader, on_line: OnLine) -> None:
         self._readers.append(asyncio.get_running_loop().create_task(_read_lines(pipe, on_line)))

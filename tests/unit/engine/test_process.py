@@ -10,6 +10,7 @@ import pytest
 
 from engine.process import GuardedProcess, LaunchError, free_port
 from tests.unit.engine.processes import eventually, is_alive
+from tests.until import PATIENCE
 
 
 def python(code: str, *args: str) -> list[str]:
@@ -65,6 +66,17 @@ async def test_killing_ends_the_whole_group() -> None:
     assert await process.wait() == -signal.SIGKILL
     assert eventually(lambda: not is_alive(process.pid))
     assert eventually(lambda: not is_alive(child))
+
+
+async def test_one_outside_the_group_that_holds_its_output_does_not_hide_its_end() -> None:
+    code = (
+        "import subprocess, sys; "
+        "print(subprocess.Popen(['sleep', '200'], start_new_session=True).pid, flush=True); sys.exit(3)"
+    )
+    async with asyncio.timeout(PATIENCE):
+        ended, (daemon,) = await run(code, env=dict(os.environ))
+    os.kill(int(daemon), signal.SIGKILL)
+    assert ended == 3
 
 
 async def test_a_program_that_is_not_there() -> None:
