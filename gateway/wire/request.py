@@ -349,7 +349,7 @@ def _read(decoder: msgspec.json.Decoder[msgspec.Struct], body: bytes) -> msgspec
 
 
 def _fault(error: ValueError) -> str:
-    """What is wrong. Of half a character, which a client gets that cuts a text anywhere, msgspec says that, too."""
+    """What is wrong. Of half a character at a text's end, where a client cut it, msgspec says that it is truncated."""
     said = str(error)
     return 'it ends too early, or has half of a surrogate pair (such as "\\ud83d")' if said == _TRUNCATED else said
 

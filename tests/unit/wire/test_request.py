@@ -289,7 +289,7 @@ def test_a_field_that_is_absurdly_long_is_refused_undecoded(name: str, written: 
     assert len(refused.value.message) < 100
 
 
-@pytest.mark.parametrize("text", [rb"\ud83d", rb"a\ud83d b", b"never ends"])
+@pytest.mark.parametrize("text", [rb"\ud83d", b"never ends"])
 def test_half_a_character_is_named_where_the_reader_takes_it_for_the_end(text: bytes) -> None:
     """A client gets it that cuts its texts anywhere, and it looked for what had cut its bodies."""
     body = b'{"messages":[{"role":"user","content":"%b"}]}' % text
