@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -25,6 +25,8 @@ _GUARD = Path(__file__).with_name("guard.py")
 _LINE_END = re.compile(rb"[\r\n]")  # progress bars end a line with a carriage return
 _LONGEST_LINE = 16_384
 _OUTPUT_GRACE = 2.0
+_LOOKS = 15
+"""So many times as long is waited at most for the last of a killed group."""
 
 
 class LaunchError(Exception):
@@ -152,13 +154,7 @@ class GuardedProcess:
 
     async def _end(self) -> None:
         self.kill()
-        if self._readers:
-            # Only a process outside the group can still hold a pipe.
-            _, left = await asyncio.wait(self._readers, timeout=_OUTPUT_GRACE)
-            if left:
-                self._let_go()
-            for reader in left:
-                reader.cancel()
+        await self._read_rest()
         await self._guard.wait()
         for writer in (self._writer, self._told):
             if writer is not None:
@@ -166,9 +162,29 @@ class GuardedProcess:
                 with contextlib.suppress(ConnectionError):
                     await writer.wait_closed()
 
-    def _let_go(self) -> None:
-        """Close the pipe of its output. Before Python 3.12.4 the guard's `wait` waits for that, too."""
-        self._guard._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - there is no other way to it
+    async def _read_rest(self) -> None:
+        """Read what is left of the output: until its end, or a while longer than the group lives.
+
+        Only a process outside the group can hold a pipe then. One inside may take long to die, with a GPU's memory.
+        """
+        left: Collection[asyncio.Task[None]] = self._readers
+        for _ in range(_LOOKS):
+            if left:
+                _, left = await asyncio.wait(left, timeout=_OUTPUT_GRACE)
+            if not left or not self._lives():
+                break
+        for reader in left:
+            reader.cancel()
+        if left:  # before Python 3.12.4 the guard's `wait` waits for the end of its output, too
+            self._guard._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - there is no other way to it
+
+    def _lives(self) -> bool:
+        """Whether a process of the group is left, dead ones that nobody has asked after included."""
+        try:
+            os.killpg(self.group, 0)
+        except ProcessLookupError:
+            return False
+        return True
 
     def _follow(self, pipe: asyncio.StreamReader, on_line: OnLine) -> None:
         self._readers.append(asyncio.get_running_loop().create_task(_read_lines(pipe, on_line)))

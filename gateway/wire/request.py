@@ -348,7 +348,7 @@ def _read(decoder: msgspec.json.Decoder[msgspec.Struct], body: bytes) -> msgspec
         raise InvalidRequestError("The request body is nested too deeply.") from None
 
 
-def _fault(error: ValueError) -> str:
+def _fault(error: Exception) -> str:
     """What is wrong. Of half a character at a text's end, where a client cut it, msgspec says that it is truncated."""
     said = str(error)
     return 'it ends too early, or has half of a surrogate pair (such as "\\ud83d")' if said == _TRUNCATED else said

@@ -68,15 +68,35 @@ async def test_killing_ends_the_whole_group() -> None:
     assert eventually(lambda: not is_alive(child))
 
 
+OUTSIDE = (
+    "import subprocess, sys; "
+    "print(subprocess.Popen(['sleep', '200'], start_new_session=True).pid, flush=True); sys.exit(3)"
+)
+"""A program that leaves one outside its group, which holds its output."""
+
+
 async def test_one_outside_the_group_that_holds_its_output_does_not_hide_its_end() -> None:
-    code = (
-        "import subprocess, sys; "
-        "print(subprocess.Popen(['sleep', '200'], start_new_session=True).pid, flush=True); sys.exit(3)"
-    )
     async with asyncio.timeout(PATIENCE):
-        ended, (daemon,) = await run(code, env=dict(os.environ))
+        ended, (daemon,) = await run(OUTSIDE, env=dict(os.environ))
     os.kill(int(daemon), signal.SIGKILL)
     assert ended == 3
+
+
+async def test_a_group_that_dies_slowly_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a process does that has much of a GPU's memory: the next engine would find it taken."""
+    looks = iter((True, True, True, False))
+
+    def killpg(group: int, number: int) -> None:
+        if number:
+            os.kill(-group, number)
+        elif not next(looks):
+            raise ProcessLookupError
+
+    monkeypatch.setattr("engine.process._OUTPUT_GRACE", 0.01)
+    monkeypatch.setattr("engine.process.os.killpg", killpg)
+    _, (daemon,) = await run(OUTSIDE, env=dict(os.environ))
+    os.kill(int(daemon), signal.SIGKILL)
+    assert next(looks, None) is None
 
 
 async def test_a_program_that_is_not_there() -> None:
