@@ -159,10 +159,10 @@ async def test_what_fails_twice_for_one_reason_before_it_ever_ran_is_given_up() 
 
 async def test_a_start_that_takes_too_long_says_how_far_it_came() -> None:
     code = START.replace("print('ready', flush=True)", "")
-    state, told = await run(program(code, Policy(start_timeout=1, max_restarts=0)))
+    state, told = await run(program(code, Policy(start_timeout=3, max_restarts=0)))
     assert state is State.FAILED
     (gave_up,) = (e for e in told if isinstance(e, events.GaveUp))
-    assert "not ready 1 s after its launch, and was killed while sizing the KV cache: 8,192" in gave_up.diagnosis.cause
+    assert "not ready 3 s after its launch, and was killed while sizing the KV cache: 8,192" in gave_up.diagnosis.cause
 
 
 async def test_time_that_runs_out_during_the_launch_itself_ends_the_process_too(
