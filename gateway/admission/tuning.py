@@ -118,7 +118,8 @@ class Tuning:
     """Consecutive scrapes that must show waiting requests until the gate closes: one may be a burst on its way in.
     Judgement."""
     busy_span: float = 1.0
-    """Seconds for which an endpoint that answered "busy" gets no requests, unless a scrape comes sooner. Judgement."""
+    """Seconds for which an endpoint that answered "busy" gets no more than it had, unless a scrape comes sooner.
+    Judgement."""
     failing_after: int = 3
     """Requests in a row that an endpoint fails on, without a token for any, until it is spared. Judgement: a poisonous
     request fails on two endpoints, once on each."""
