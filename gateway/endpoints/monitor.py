@@ -457,12 +457,12 @@ class EndpointMonitor:
         return missed if mistake is None else replace(missed, reason=mistake)
 
     async def _identify(self, *, doubted: bool) -> Missed | None:
-        """Read its identity when due, or where it is doubted.
+        """Read its identity when due, or where it is doubted; not while adapters are loaded, as those change it.
 
         A failure counts only against an endpoint that takes no traffic yet, or is doubted.
         """
         now, trusted = self._clock(), self._health.serving and not doubted
-        if trusted and now - self._identified_at < IDENTITY_INTERVAL:
+        if trusted and (self._settling is not None or now - self._identified_at < IDENTITY_INTERVAL):
             return None
         if self._health.state in _FAILING:
             self._about.clear()

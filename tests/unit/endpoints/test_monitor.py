@@ -1166,6 +1166,25 @@ async def test_other_adapters_are_loaded_beside_its_traffic(make, client, told, 
     assert told.take()[-1][1].loras == ("new", "given")
 
 
+async def test_an_adapter_that_is_given_while_one_is_refused_is_loaded_next(make, vllm):
+    vllm.answers["/v1/load_lora_adapter"] = 400
+    monitor = make()
+    await monitor.probe()
+    vllm.answers_yet |= set(vllm.asked)
+    vllm.silent.clear()
+    monitor.give("wrong", "/wrong")
+    await monitor.probe()
+    await asyncio.sleep(0.01)
+    monitor.give("right", "/right")
+    await monitor.probe()
+    vllm.silent.set()
+    await monitor._settling
+    vllm.answers["/v1/load_lora_adapter"] = b""
+    await monitor.probe()
+    await asyncio.sleep(0.01)
+    assert "right" in vllm.loras
+
+
 @pytest.mark.parametrize("failure", [httpx.ReadError("reset"), 503])
 async def test_an_engine_too_busy_to_tell_its_adapters_is_not_asked_to_load_them_again(make, vllm, clock, failure):
     vllm.answers["/v1/load_lora_adapter"] = b""
