@@ -12,8 +12,11 @@ from gateway.config.adapter import AdapterSettings
 from gateway.config.settings import ModelSettings
 from gateway.config.sources import ConfigurationError
 
-UPDATING = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+_UPDATING = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+UPDATING = {_UPDATING: "True"}
 """Lets kvgate load and unload adapters while the engine runs. Clients cannot: kvgate serves none of these routes."""
+_TRUE = frozenset({"1", "true"})
+"""What vLLM takes for yes, in any case."""
 _RANK = "--max-lora-rank"
 
 
@@ -37,8 +40,15 @@ def switches(model: ModelSettings, args: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def modules(model: ModelSettings) -> tuple[str, ...]:
-    """The arguments by which an engine loads its adapters at its start."""
-    return ("--lora-modules", *(f"{one.name}={one.path}" for one in model.lora)) if model.lora else ()
+    """The arguments by which an engine loads its adapters at its start: only if its `env` keeps it from doing so later.
+
+    Otherwise the gateway has it load them. After a reload these would be others than those of its command line, whose
+    folders may be gone when it starts again.
+    """
+    given = None if model.engine is None else model.engine.env.get(_UPDATING)
+    if not model.lora or given is None or given.get_secret_value().strip().lower() in _TRUE:
+        return ()
+    return ("--lora-modules", *(f"{one.name}={one.path}" for one in model.lora))
 
 
 def check_adapters(model: ModelSettings, kind: EngineKind, args: tuple[str, ...], base: Mapping[str, Any]) -> None:

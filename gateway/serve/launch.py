@@ -172,8 +172,8 @@ def _unused(name: str, taken: set[str]) -> str:
 def _description(model: ModelSettings, engine: EngineSettings, executable: Path, gpus: tuple[str, ...]) -> str:
     """A digest of everything whose change needs a restart of the engine. A digest, since it may include secrets."""
     described = {name: value for name, value in revealed(engine).items() if name not in _OF_SUPERVISION}
-    # Which adapters it has changes while it runs; that it has any, or of which rank, does not.
-    described["lora"] = switches(model, engine.args)
+    # Which adapters it has changes while it runs, if it can; that it has any, or of which rank, does not.
+    described["lora"] = (*switches(model, engine.args), *modules(model))
     whole = json.dumps([served_name(model), model.chat_template, str(executable), gpus, described], sort_keys=True)
     return hashlib.sha256(whole.encode()).hexdigest()
 

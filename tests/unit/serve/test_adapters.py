@@ -6,10 +6,12 @@ from gateway.config.sources import ConfigurationError
 from gateway.serve.adapters import check_adapters, doubts, modules, switches
 from tests.unit.engine.adapters import adapter
 
+UPDATES = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 
-def model(*paths, args=()):
+
+def model(*paths, args=(), **engine):
     lora = [{"name": f"a{number}", "path": str(path)} for number, path in enumerate(paths)]
-    return ModelSettings.model_validate({"engine": {"model": "owner/base", "args": args}, "lora": lora})
+    return ModelSettings.model_validate({"engine": {"model": "owner/base", "args": args, **engine}, "lora": lora})
 
 
 def test_an_engine_without_adapters_needs_nothing():
@@ -19,9 +21,17 @@ def test_an_engine_without_adapters_needs_nothing():
 def test_an_engine_is_told_its_adapters_and_the_rank_that_they_need(tmp_path):
     given = model(adapter(tmp_path / "a"), adapter(tmp_path / "b", rank=20), "owner/on-the-hub")
     assert switches(given, ()) == ("--enable-lora", "--max-lora-rank", "32")
-    assert modules(given) == ("--lora-modules", f"a0={tmp_path}/a", f"a1={tmp_path}/b", "a2=owner/on-the-hub")
     assert switches(given, ("--enable-lora", "--max-lora-rank", "64")) == (), "what is given stays"
     assert switches(model(adapter(tmp_path / "a")), ()) == ("--enable-lora",)
+
+
+@pytest.mark.parametrize(
+    ("env", "named"),
+    [({}, ()), ({UPDATES: "TRUE "}, ()), ({UPDATES: "0"}, ("--lora-modules", "a0=owner/one", "a1=owner/two"))],
+)
+def test_only_an_engine_that_cannot_load_them_while_it_runs_has_their_paths_in_its_command_line(env, named):
+    """It starts with the same command line again, and by then they may be gone."""
+    assert modules(model("owner/one", "owner/two", env=env)) == named
 
 
 @pytest.mark.parametrize(

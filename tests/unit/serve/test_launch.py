@@ -62,15 +62,14 @@ def test_an_engine_described_as_one_that_runs_is_that_one_and_another_has_anothe
     assert "hidden" not in first[0].described
 
 
-def test_an_engine_starts_with_its_adapters_and_another_one_of_the_same_rank_needs_no_other_engine(tmp_path):
-    def with_adapters(*ranks, running=()):
+def test_another_adapter_of_the_same_rank_needs_no_other_engine_if_one_can_load_it_while_it_runs(tmp_path):
+    def with_adapters(*ranks, running=(), **engine):
         lora = [{"name": f"a{rank}", "path": str(adapter(tmp_path / f"a{rank}", rank=rank))} for rank in ranks]
-        return launched({}, model={"lora": lora}, running=running)
+        return launched(engine, model={"lora": lora}, running=running)
 
     first = with_adapters(8)
     assert "--enable-lora" in first[0].argv
-    modules = first[0].argv.index("--lora-modules")
-    assert first[0].argv[modules + 1] == f"a8={tmp_path}/a8"
+    assert "--lora-modules" not in first[0].argv, "the gateway has it load them"
     assert first[0].env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
     more = with_adapters(8, 16, running=first)
     assert more[0] == first[0], "the gateway has it loaded"
@@ -81,6 +80,10 @@ def test_an_engine_starts_with_its_adapters_and_another_one_of_the_same_rank_nee
     (without, *_) = launched({}, running=first)
     assert without.name == "engine org/chat #2"
     assert "--enable-lora" not in without.argv
+    fixed = {"env": {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0"}}
+    unable = with_adapters(8, **fixed)
+    (other, *_) = with_adapters(8, 16, running=unable, **fixed)
+    assert (other.name, other.argv[-1]) == ("engine org/chat #2", f"a16={tmp_path}/a16")
 
 
 def test_only_a_vllm_that_is_to_sleep_is_launched_so_that_it_can(binary):
