@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 import structlog
 
@@ -54,6 +55,8 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
         self._monitors: dict[EndpointId, EndpointMonitor] = {}
         self._watching: dict[EndpointId, asyncio.Task[None]] = {}
         self._leaving: dict[EndpointId, asyncio.Task[None]] = {}
+        self._given: defaultdict[str | None, dict[str, str | None]] = defaultdict(dict)
+        """What `give` was told, by the name under which a model is configured, for its endpoints to come."""
 
     def __getitem__(self, endpoint: EndpointId) -> EndpointMonitor:
         return self._monitors[endpoint]
@@ -79,6 +82,15 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
         )
         monitor.launched = endpoint in self._launched
         self._cores.add(endpoint, access.model.name)
+        if access.model.name is not None or len(self._settings().models) == 1:  # else it may be of another model
+            for adapter, path in self._given[access.model.name].items():
+                monitor.give(adapter, path)
+
+    def give(self, endpoints: Iterable[EndpointId], adapter: str, path: str | None) -> None:
+        """Have the endpoints of a model load an adapter, or unload it without a path: these, and those that come."""
+        for endpoint in endpoints:
+            self._given[self._cores.name(endpoint)][adapter] = path
+            self._monitors[endpoint].give(adapter, path)
 
     def start(self) -> None:
         """Watch all endpoints that are not watched yet."""

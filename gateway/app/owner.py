@@ -164,11 +164,10 @@ class Owner:
 
     async def give(self, model: str, adapter: str, path: str | None) -> None:
         """See `Deciding.give`."""
-        serving = [monitor for endpoint, monitor in self.monitors.items() if self.cores.serves(endpoint) == model]
+        serving = [endpoint for endpoint in self.monitors if self.cores.serves(endpoint) == model]
         if not serving:
             raise UnknownModelError(model)
-        for monitor in serving:
-            monitor.give(adapter, path)
+        self.monitors.give(serving, adapter, path)
 
     @property
     def poll_interval(self) -> float:

@@ -84,6 +84,23 @@ async def test_an_operator_loads_and_unloads_while_it_serves(tmp_path):
         assert (await running.post(model="sql")).status_code == 404
 
 
+@pytest.mark.parametrize("name", [None, "fake"])
+async def test_an_endpoint_that_comes_later_gets_what_an_operator_loaded(tmp_path, name):
+    """Where a pod has another address after each start, all are such endpoints in the end."""
+    asked = {"model": "fake", "name": "sql", "path": str(adapter(tmp_path / "sql"))}
+    named = {} if name is None else {"name": name}
+    async with (
+        FakeVllm(WITH_LORA) as one,
+        FakeVllm(WITH_LORA) as other,
+        gateway(one, models=models(one, **named)) as running,
+    ):
+        await running.client.post("/kvgate/adapters/load", json=asked)
+        settings = running.application.settings
+        changed = settings.model_validate({**settings.model_dump(), "models": models(other, **named)})
+        await running.application.change(changed)
+        await until(lambda: list(other.loras) == ["sql"])
+
+
 async def test_a_reload_changes_the_adapters(tmp_path):
     first, second = ({"name": name, "path": str(adapter(tmp_path / name))} for name in ("first", "second"))
     async with FakeVllm(WITH_LORA) as fake, gateway(fake, models=models(fake, lora=[first])) as running:
