@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -25,8 +25,9 @@ _GUARD = Path(__file__).with_name("guard.py")
 _LINE_END = re.compile(rb"[\r\n]")  # progress bars end a line with a carriage return
 _LONGEST_LINE = 16_384
 _OUTPUT_GRACE = 2.0
+"""Seconds from one look at a killed group to the next."""
 _LOOKS = 15
-"""So many times as long is waited at most for the last of a killed group."""
+"""Looks until what is left of it is no longer waited for."""
 
 
 class LaunchError(Exception):
@@ -167,16 +168,18 @@ class GuardedProcess:
 
         Only a process outside the group can hold a pipe then. One inside may take long to die, with a GPU's memory.
         """
-        left: Collection[asyncio.Task[None]] = self._readers
+        if not self._readers:
+            return
         for _ in range(_LOOKS):
-            if left:
-                _, left = await asyncio.wait(left, timeout=_OUTPUT_GRACE)
-            if not left or not self._lives():
+            _, left = await asyncio.wait(self._readers, timeout=_OUTPUT_GRACE)
+            if not left:
+                return
+            if not self._lives():
                 break
         for reader in left:
             reader.cancel()
-        if left:  # before Python 3.12.4 the guard's `wait` waits for the end of its output, too
-            self._guard._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - there is no other way to it
+        # Before Python 3.12.4 the guard's `wait` waits for the end of its output, too.
+        self._guard._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - there is no other way to it
 
     def _lives(self) -> bool:
         """Whether a process of the group is left, dead ones that nobody has asked after included."""

@@ -98,7 +98,7 @@ def let_through(pool: Pool, request: RequestRecord, now: float) -> EndpointRecor
     A spared one is taken only if there is no other: it is the emptiest, and would get all that has no room elsewhere.
     """
     identifier, reach = request.arrival.request, pool.endpoints.reach
-    free = [e for e in pool.endpoints.live if not e.busy(now) and reach.reaches(identifier, e.id)]
+    free = [e for e in pool.endpoints.live if e.busy_for(now) <= 0 and reach.reaches(identifier, e.id)]
     fitting = [endpoint for endpoint in pool.endpoints.eligible(request) if endpoint in free]
     fitting = fitting or free
     return picker.pick([e for e in fitting if not spared(e, request, now)] or fitting, request, now)

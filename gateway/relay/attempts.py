@@ -89,7 +89,7 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
             result = await attempt.run(outgoing, headers, evacuated=evacuated, ids=ids, model=model)
             if isinstance(result, Ended):
                 told = exchange.usage
-                usage = _of_all(told, work.demand, endpoint)
+                usage = _of_whole(told, work.demand, endpoint)
                 if usage is not told:
                     exchange.usage = usage
                 unreported = 0 if result.outcome is Outcome.ENDPOINT_REFUSED else None
@@ -113,7 +113,7 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
         place.release(Verdict.ABORTED)
 
 
-def _of_all(usage: Usage | None, demand: Demand, endpoint: Endpoint) -> Usage | None:
+def _of_whole(usage: Usage | None, demand: Demand, endpoint: Endpoint) -> Usage | None:
     """The usage of a whole request, estimated where the engine tells that of one sequence only, or of no prompt.
 
     The last is a llama-server's streamed message: some have no `message_start`, which alone has the prompt's.

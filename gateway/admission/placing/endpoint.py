@@ -260,9 +260,9 @@ class EndpointRecord:
         """Whether it fails and gets no request now: for a time after each failure, then one to try it with."""
         return self.fails and (now < self._spared_until or not self.idle)
 
-    def busy(self, now: float) -> bool:
-        """Whether it gets no requests because its engine is busy."""
-        return now < self.gate.busy_until and self.ledger.sequences >= self.gate.full_with
+    def busy_for(self, now: float) -> float:
+        """Seconds for which it gets no requests because its engine is busy; 0 or less if it may have one."""
+        return self.gate.busy_until - now if self.ledger.sequences >= self.gate.full_with else 0.0
 
     def advance(self, now: float) -> None:
         """Bring the account and then the gate up to this time. Due after every change and before every question."""

@@ -151,8 +151,7 @@ def _kv_share(ask: Ask) -> float:
 
 
 def _busy(ask: Ask) -> float:
-    gate, sequences = ask.endpoint.gate, 1 if ask.request is None else ask.request.sequences
-    return gate.busy_until - ask.now if ask.endpoint.ledger.sequences + sequences > gate.full_with else 0
+    return ask.endpoint.busy_for(ask.now)
 
 
 def _failing(ask: Ask) -> float:

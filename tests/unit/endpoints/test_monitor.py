@@ -1174,15 +1174,14 @@ async def test_an_adapter_that_is_given_while_one_is_refused_is_loaded_next(make
     vllm.silent.clear()
     monitor.give("wrong", "/wrong")
     await monitor.probe()
-    await asyncio.sleep(0.01)
+    await until(lambda: "/v1/load_lora_adapter" in vllm.asked)
     monitor.give("right", "/right")
     await monitor.probe()
     vllm.silent.set()
     await monitor._settling
     vllm.answers["/v1/load_lora_adapter"] = b""
     await monitor.probe()
-    await asyncio.sleep(0.01)
-    assert "right" in vllm.loras
+    await until(lambda: "right" in vllm.loras)
 
 
 @pytest.mark.parametrize("failure", [httpx.ReadError("reset"), 503])

@@ -34,8 +34,8 @@ def all_shut(endpoints):
     return all_closed_until(endpoints, NOW) >= NOW
 
 
-def request(blocks=1, *, max_tokens=1, number=1):
-    arrival = Arrived(number, Demand((blocks * BLOCK - 1,), max_tokens))
+def request(blocks=1, *, max_tokens=1, number=1, copies=1):
+    arrival = Arrived(number, Demand((blocks * BLOCK - 1,), max_tokens, copies))
     return RequestRecord(arrival, NOW, PREDICTOR.kind(arrival))
 
 
@@ -102,11 +102,20 @@ def test_a_busy_engine_gets_as_many_as_it_had():
     e = endpoint()
     _, last = e.reserve(request(), NOW), e.reserve(request(), NOW)
     e.note_busy(NOW)
-    assert (asked(e), all_shut([e]), e.busy(NOW)) == ("busy", True, True)
+    assert (asked(e), all_shut([e]), e.busy_for(NOW) > 0) == ("busy", True, True)
     e.release(last, 1, NOW, aborted=False)
-    assert (asked(e), all_shut([e]), e.busy(NOW)) == (None, False, False)
+    assert (asked(e), all_shut([e]), e.busy_for(NOW) > 0) == (None, False, False)
     e.reserve(request(), NOW)
-    assert (asked(e), all_shut([e]), e.busy(NOW)) == ("busy", True, True)
+    assert (asked(e), all_shut([e]), e.busy_for(NOW) > 0) == ("busy", True, True)
+
+
+def test_an_engine_that_was_full_and_is_idle_gets_a_request_of_several_sequences():
+    """No endpoint would seem shut, and it would wait."""
+    e = endpoint()
+    last = e.reserve(request(), NOW)
+    e.note_busy(NOW)
+    e.release(last, 1, NOW, aborted=False)
+    assert asked(e, copies=2) is None
 
 
 def test_an_idle_endpoint_that_would_fail_others_declines_what_does_not_fit_beside_them():
