@@ -19,9 +19,9 @@ from gateway.commands.doctor import doctor_command
 from gateway.commands.plan import plan_command
 from gateway.commands.simulate import simulate
 from gateway.commands.top.command import top_command
+from gateway.config.errors import ConfigurationError
 from gateway.config.fields import is_loopback
 from gateway.config.secrets import redacted
-from gateway.config.sources import ConfigurationError
 from gateway.record.lines import EventLogError
 from gateway.record.replay import verify
 from gateway.record.report import show, show_compared

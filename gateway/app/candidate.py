@@ -17,10 +17,10 @@ from gateway.app.parent import Parent
 from gateway.app.reign import Reign
 from gateway.app.telemetry import Exports
 from gateway.config.engine import Launched
+from gateway.config.errors import ConfigurationError
 from gateway.config.redis_url import redis_address
 from gateway.config.reloadable import SettingsChange
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError
 from gateway.endpoints.listener import EndpointStatus
 from gateway.ops.merged import Figures
 from gateway.runtime.background import Background

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import jinja2
 
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import ModelSettings
-from gateway.config.sources import ConfigurationError
 from gateway.tokens.template import ChatTemplate
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from gateway.admission.events import EndpointId
 from gateway.app.chat_templates import chat_template
 from gateway.config.endpoint import EndpointSettings, TlsSettings
+from gateway.config.errors import ConfigurationError
 from gateway.config.fallback import FallbackSettings
 from gateway.config.settings import ModelSettings, Settings
-from gateway.config.sources import ConfigurationError, read_secret
+from gateway.config.sources import read_secret
 from gateway.config.tls import clients_context, ssl_context
 from gateway.relay.client_identity import Client, Clients
 

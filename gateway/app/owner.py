@@ -20,8 +20,8 @@ from gateway.app.named_files import Access
 from gateway.app.parent import Parent
 from gateway.app.picture_maker import Pictures
 from gateway.config.engine import Launched
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError
 from gateway.endpoints.monitor import EndpointMonitor
 from gateway.ops.merged import Figures
 from gateway.ops.metrics import Metrics

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from gateway.advice.history import HistoryError, recorded, running
 from gateway.advice.rules import ENOUGH, Finding, Past, advise
-from gateway.config.sources import ConfigurationError
+from gateway.config.errors import ConfigurationError
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 USAGE_ERROR = 2

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gateway.admission.policy import LAST_BAND
 from gateway.config.adapter import AdapterSettings
@@ -255,12 +254,8 @@ class LogSettings(Section):
     access: bool = Field(True, description="One line for each request.")
 
 
-class Settings(BaseSettings):
+class Settings(Section):
     """All settings."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="KVGATE_", env_nested_delimiter="__", extra="forbid", frozen=True, validate_default=True
-    )
 
     server: ServerSettings = Field(default_factory=ServerSettings, description="Listening.")
     models: tuple[ModelSettings, ...] = Field(
@@ -295,15 +290,3 @@ class Settings(BaseSettings):
     def awaits_endpoints(self) -> bool:
         """Whether no endpoint of a model was found so far."""
         return any(model.discover and not model.endpoints for model in self.models)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Use only the given values: `gateway.config.sources` merges the sources, to name the one at fault."""
-        return (init_settings,)

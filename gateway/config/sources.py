@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
-from pydantic_settings import EnvSettingsSource
-from pydantic_settings.exceptions import SettingsError
 
 from gateway.config.discovery import DiscoverySettings
 from gateway.config.endpoint import EndpointSettings
+from gateway.config.errors import ConfigurationError
 from gateway.config.fields import usable_key
 from gateway.config.secrets import shown
 from gateway.config.settings import Settings
@@ -24,11 +22,6 @@ _PREFIX = "KVGATE_"
 _NOT_SETTINGS = frozenset({"KVGATE_CACHE", "KVGATE_CONFIG", "KVGATE_ENGINE_PYTHON"})
 """Variables read before there are settings, or by the engine's setup."""
 _ENVIRONMENT = "environment"
-_NO_YAML = {
-    RecursionError: "nested too deeply",
-    ValueError: "a value is not what it looks like: put it in quotes",
-}
-"""The default error for a file, if the parser names none."""
 _MOST_BYTES = 2**20
 """Most bytes of a list of endpoints."""
 _EXPECTED = {
@@ -42,10 +35,6 @@ _EXPECTED = {
     **dict.fromkeys(("url_type", "url_parsing", "url_scheme"), "expected a URL"),
 }
 """The requirements behind pydantic's kinds of errors, in our words. An example follows."""
-
-
-class ConfigurationError(Exception):
-    """The configuration cannot be used. The message, for its author, lists every fault, one a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +133,13 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             unknown.append(f"{name} (environment): unknown key{_suggest(top, Settings.model_fields)}")
     if unknown:
         raise ConfigurationError("\n".join(unknown))
-    source = EnvSettingsSource(Settings)
+    if not names:
+        return {}
+    from pydantic_settings import EnvSettingsSource  # noqa: PLC0415 - a worker has its settings from its parent
+    from pydantic_settings.exceptions import SettingsError  # noqa: PLC0415
+
+    # It looks at the fields alone.
+    source = EnvSettingsSource(Settings, env_prefix=_PREFIX, env_nested_delimiter="__")  # type: ignore[arg-type]
     source.env_vars = {name.lower(): value for name, value in names.items()}
     try:
         return dict(source())
@@ -175,7 +170,9 @@ def endpoints_of(source: DiscoverySettings, file: Path) -> tuple[EndpointSetting
     """
     if file.exists() and file.stat().st_size > _MOST_BYTES:
         raise ConfigurationError(f"{file}: over {_MOST_BYTES >> 20} MiB: this is no list of endpoints")
-    values = _yaml(file)
+    from gateway.config.yaml_file import read_yaml  # noqa: PLC0415 - as below
+
+    values = read_yaml(file)
     if not isinstance(values, list):
         raise ConfigurationError(
             f"{file}: expected a list of endpoints, as [{_example(('models', 'endpoints', 'url'), '')}]"
@@ -197,38 +194,15 @@ def endpoints_of(source: DiscoverySettings, file: Path) -> tuple[EndpointSetting
 
 
 def _from_file(file: Path) -> dict[str, Any]:
-    values = _yaml(file)
+    from gateway.config.yaml_file import read_yaml  # noqa: PLC0415 - a worker has its settings from its parent
+
+    values = read_yaml(file)
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise ConfigurationError(f"{file}: expected keys and values, got {type(values).__name__}")
     # Everything in this section is commented out.
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _yaml(file: Path) -> Any:
-    try:
-        return yaml.load(file.read_text(), _Loader)  # noqa: S506 - a safe loader
-    except OSError as error:
-        raise ConfigurationError(f"{file}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or _NO_YAML.get(type(error), "not text")
-        raise ConfigurationError(f"{file}: not valid YAML{where}: {problem}") from None
-
-
-class _Loader(yaml.SafeLoader):
-    """A YAML loader that refuses a duplicate key, since one of the two values would be lost."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
-        seen: dict[str, int] = {}
-        for key, _ in node.value:
-            line = key.start_mark.line + 1
-            if isinstance(key, yaml.ScalarNode) and (first := seen.setdefault(key.value, line)) != line:
-                problem = f"`{key.value}` is there already, in line {first}: put the two together"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-        return super().construct_mapping(node, deep)
 
 
 def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,12 +249,11 @@ def _example(path: Sequence[str | int], where: str, *, whole: bool = False) -> s
         value = dict([next(changed)]) if whole or where != _ENVIRONMENT else ""
     if value is None or value == "" or value is PydanticUndefined or isinstance(value, SecretStr):
         return ""
-    text: str = (
-        json.dumps(value)
-        if where == _ENVIRONMENT
-        else yaml.safe_dump(value, default_flow_style=True, width=1000, sort_keys=False)
-    )
-    return text.strip().removesuffix("\n...").strip('"')
+    if where == _ENVIRONMENT:
+        return json.dumps(value).strip('"')
+    from gateway.config.yaml_file import written  # noqa: PLC0415 - for what is wrong
+
+    return written(value).strip('"')
 
 
 def _dotted(path: Iterable[str | int]) -> str:

@@ -9,8 +9,8 @@ from engine.arguments import Arguments
 from engine.spec import EngineKind
 from engine.vllm.kind import VLLM
 from gateway.config.adapter import AdapterSettings
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import ModelSettings
-from gateway.config.sources import ConfigurationError
 
 _UPDATING = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 UPDATING = {_UPDATING: "True"}

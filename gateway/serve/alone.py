@@ -9,8 +9,9 @@ from pathlib import Path
 import structlog
 
 from engine.control import Reload, Say, control
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError, Sources
+from gateway.config.sources import Sources
 from gateway.runtime.interrupts import early, has_terminal
 from gateway.serve.discovery import Discovery
 from gateway.serve.served import Served

@@ -6,8 +6,9 @@ from hashlib import sha256
 
 from gateway.app.chat_templates import chat_template, template_of
 from gateway.config.auth import AuthSettings
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError, read_secret
+from gateway.config.sources import read_secret
 from gateway.config.tls import expect_usable, ssl_context
 from gateway.ops.otlp import environment
 from gateway.tier.key_file import tier_key

@@ -36,8 +36,8 @@ from engine.plan.named import read_named
 from engine.plan.quality import Quality
 from engine.plan.shape import UnknownShapeError
 from gateway.config.engine import EngineSettings
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import ModelSettings, Settings
-from gateway.config.sources import ConfigurationError
 from gateway.serve.fetch import local
 from gateway.serve.hardware import cards_here, freest, hardware_of, host_here, tells
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import gateway
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError, Sources, load
+from gateway.config.sources import Sources, load
 from gateway.ops.logs import configure, for_people
 from gateway.serve.alone import Alone
 from gateway.serve.checks import check

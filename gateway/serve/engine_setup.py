@@ -13,9 +13,9 @@ from engine.memory_ladder import Bounds
 from engine.program import Engine
 from engine.spec import EngineSpec
 from gateway.config.engine import EngineSettings
+from gateway.config.errors import ConfigurationError
 from gateway.config.secrets import revealed
 from gateway.config.settings import ModelSettings, Settings
-from gateway.config.sources import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from engine.cache import to_stderr
 from engine.llama.hub import fetched, is_on_hub
 from engine.plan.hub import CheckpointError
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import ModelSettings, Settings
-from gateway.config.sources import ConfigurationError
 
 
 def local(model: str, environ: Mapping[str, str]) -> str:

@@ -24,9 +24,9 @@ from engine.vllm.kind import VLLM
 from gateway.app.chat_templates import template_of
 from gateway.config.endpoint import EndpointSettings
 from gateway.config.engine import EngineSettings, as_word, host_of
+from gateway.config.errors import ConfigurationError
 from gateway.config.secrets import revealed
 from gateway.config.settings import ModelSettings, Settings
-from gateway.config.sources import ConfigurationError
 from gateway.serve.adapters import UPDATING, modules, switches
 from gateway.serve.engine_setup import fitted, seats
 from gateway.serve.owner_socket import OwnerSocket

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 from engine.process import NEWS, READY
 from gateway.config.engine import Launched
+from gateway.config.errors import ConfigurationError
 from gateway.config.reloadable import ANSWER
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError
 from gateway.runtime.descriptors import raise_limit
 from gateway.runtime.interrupts import Stop, early
 from gateway.serve.alone import Alone

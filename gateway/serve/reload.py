@@ -24,9 +24,9 @@ from engine.nvml import gpus
 from engine.program import Engine, Program, Role
 from engine.supervisor import Supervisor
 from gateway.app.parent import END, RUN, as_line
+from gateway.config.errors import ConfigurationError
 from gateway.config.reloadable import ANSWER, FIXED, SettingsChange
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError
 from gateway.config.tls import clients_context
 from gateway.pools.launcher import EngineEnded, EngineNews
 from gateway.runtime.interrupts import early, has_terminal

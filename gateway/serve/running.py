@@ -6,18 +6,15 @@ from typing import NoReturn
 
 import structlog
 import uvloop
-from rich.console import Console
 
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import LogSettings, Settings
-from gateway.config.sources import ConfigurationError
 from gateway.ops.logs import configure, for_people
 from gateway.serve.alone import Alone
 from gateway.serve.lifetime import run
 from gateway.serve.processes import USAGE_ERROR
 from gateway.serve.served import Served
 from gateway.server.server import PortTakenError
-
-_console = Console(stderr=True, highlight=False)
 
 
 def run_process(
@@ -56,5 +53,5 @@ def fail(message: str, log: LogSettings | None = None) -> NoReturn:
         structlog.get_logger("kvgate").error(message)
         sys.exit(USAGE_ERROR)
     for line in message.splitlines():
-        _console.print(f"kvgate: {line}", markup=False, soft_wrap=True)
+        sys.stderr.write(f"kvgate: {line}\n")
     sys.exit(USAGE_ERROR)

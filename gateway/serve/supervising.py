@@ -3,8 +3,9 @@
 import asyncio
 
 from engine.cache import SetupError
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError, Sources
+from gateway.config.sources import Sources
 from gateway.ops.logs import configure, for_people
 from gateway.runtime.interrupts import Stop
 from gateway.serve.checks import preflight

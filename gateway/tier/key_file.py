@@ -4,7 +4,7 @@ import os
 import stat
 from pathlib import Path
 
-from gateway.config.sources import ConfigurationError
+from gateway.config.errors import ConfigurationError
 from gateway.config.tier import TierSettings
 from gateway.tier.seal import SHORTEST_KEY, SharedKey
 

@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError, load
+from gateway.config.sources import load
 from gateway.tier.key_file import read_key
 from tests.deploy.dockerfile import parse
 from tests.deploy.prometheus import program

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 import gateway
 from gateway.cli import cli
-from gateway.config.sources import ConfigurationError, load
+from gateway.config.errors import ConfigurationError
+from gateway.config.sources import load
 from gateway.ops.metrics import Metrics
 from gateway.ops.state import GatewayState
 from tests.deploy.dockerfile import parse

@@ -9,10 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.config.errors import ConfigurationError
 from gateway.config.reloadable import NEEDS, Needs
 from gateway.config.secrets import revealed
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError
 from tests.fakes.vllm import FakeSettings, FakeVllm
 from tests.integration.load import Load
 from tests.integration.relaying import CHAT, body, gateway, until

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from gateway.app.application import Application
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError
 from gateway.relay.traced_wait import LINED_UP
 from tests.fakes.collector import collecting
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind

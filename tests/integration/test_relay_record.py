@@ -103,8 +103,8 @@ def test_a_file_that_is_no_record_is_a_usage_error(tmp_path):
 
 async def test_a_folder_that_is_not_there_stops_kvgate_at_start(tmp_path):
     from gateway.app.application import Application
+    from gateway.config.errors import ConfigurationError
     from gateway.config.settings import Settings
-    from gateway.config.sources import ConfigurationError
 
     with pytest.raises(ConfigurationError, match=r"admission\.event_log = .*No such file"):
         Application(Settings.model_validate({"admission": {"event_log": tmp_path / "none" / "f"}}))

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gateway.config.sources import ConfigurationError
+from gateway.config.errors import ConfigurationError
 from gateway.ops.otlp.trace import Sampler
 
 EXTRA = "kvgate[otel]"

@@ -13,8 +13,8 @@ import pytest
 from gateway.admission.events import FRONT_BITS, Arrived, Capacity, Demand, EndpointId, RequestId
 from gateway.app import candidate as module
 from gateway.app.candidate import Candidate
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError
 from gateway.endpoints.identity import Identity
 from gateway.tier.channel import connect
 from gateway.tier.claims import claim

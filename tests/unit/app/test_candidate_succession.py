@@ -8,8 +8,8 @@ import pytest
 
 from gateway.app import candidate
 from gateway.app.candidate import Candidate
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError
 from gateway.tier.epoch import Epoch
 from tests.fakes.redis_lease import FakeRedisLease
 from tests.ports import free_port

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from gateway.app.chat_templates import chat_template, template_of
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import ModelSettings
-from gateway.config.sources import ConfigurationError
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 

@@ -3,8 +3,8 @@ from time import process_time
 import pytest
 
 from gateway.app.named_files import read_named_files
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError
 
 
 def settings(endpoint=None, **auth):

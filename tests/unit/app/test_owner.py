@@ -22,8 +22,8 @@ from gateway.admission.events import (
 )
 from gateway.admission.snapshot import Load
 from gateway.app.owner import Owner
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError
 from gateway.endpoints.health import State
 from gateway.endpoints.identity import Identity
 from gateway.ops.metrics import MOST_MODELS, Metrics

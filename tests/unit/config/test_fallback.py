@@ -1,9 +1,10 @@
 import pytest
 from pydantic import ValidationError
 
+from gateway.config.errors import ConfigurationError
 from gateway.config.fallback import FallbackSettings
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError, load
+from gateway.config.sources import load
 
 
 def model(name, *fallbacks, **fields):

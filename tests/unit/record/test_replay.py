@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.admission.events import Arrived, Capacity, Declared, Demand, EndpointUp, Finished, Verdict
-from gateway.config.sources import ConfigurationError
+from gateway.config.errors import ConfigurationError
 from gateway.record.lines import Dropped, EventLogError, Opened, encode, happened
 from gateway.record.replay import PoolKey, Replayed, policy, settings, steps, verify
 from gateway.record.whatif import compare

@@ -1,8 +1,8 @@
 import pytest
 
 from engine.vllm.kind import VLLM
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import ModelSettings
-from gateway.config.sources import ConfigurationError
 from gateway.serve.adapters import check_adapters, doubts, modules, switches
 from tests.unit.engine.adapters import adapter
 

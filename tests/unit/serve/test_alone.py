@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from engine.control import Reload, ask
+from gateway.config.errors import ConfigurationError
 from gateway.config.reloadable import SettingsChange
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError, Sources
+from gateway.config.sources import Sources
 from gateway.serve.alone import Alone
 from gateway.serve.discovery import Discovery
 from tests.until import until

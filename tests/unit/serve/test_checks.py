@@ -2,8 +2,8 @@ from hashlib import sha256
 
 import pytest
 
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError
 from gateway.serve.checks import check, preflight
 from tests.unit.engine.hub import hub
 

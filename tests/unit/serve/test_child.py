@@ -8,7 +8,8 @@ import pytest
 
 ALWAYS_LATER = {
     "dns", "engine.diagnosis", "engine.plan", "engine.supervisor", "gateway.advice", "gateway.commands",
-    "gateway.serve.reload", "gateway.simulation", "huggingface_hub", "numpy", "redis", "torch", "transformers",
+    "gateway.serve.reload", "gateway.simulation", "huggingface_hub", "numpy", "pydantic_settings", "redis", "torch",
+    "transformers", "yaml",
 }  # fmt: skip
 """Packages and modules that no gateway needs before something rare happens."""
 ROLES = {

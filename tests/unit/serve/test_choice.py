@@ -7,8 +7,8 @@ from engine.gpu import Gpu, Holder
 from engine.llama.kind import LLAMA_SERVER
 from engine.llama.program import IN_PROCESS
 from engine.plan.ladder import Engine
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError
 from gateway.serve.choice import Choices
 from tests.unit.engine.plan.models import LLAMA_3_70B, LLAMA_8B
 from tests.unit.engine.plan.written import LLAMA, tensors, written

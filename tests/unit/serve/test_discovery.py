@@ -5,8 +5,8 @@ import os
 import pytest
 import yaml
 
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError
 from gateway.serve import discovery
 from gateway.serve.discovery import Discovery
 from tests.clock import Clock

@@ -11,8 +11,8 @@ from engine.spec import EngineSpec
 from engine.vllm.command import DEBUG_ENVIRONMENT
 from engine.vllm.kind import VLLM
 from gateway.config.engine import EngineSettings
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError
 from gateway.serve.engine_setup import Seat, debugged, fitted, seats
 
 GIB = 2**30

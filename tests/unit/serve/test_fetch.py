@@ -1,8 +1,8 @@
 import pytest
 
 from engine.plan.hub import CheckpointError
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError
 from gateway.serve.fetch import local, with_local_models
 
 

@@ -10,8 +10,8 @@ from engine.gpu import Gpu
 from engine.program import Role
 from engine.program_lifecycle import BecameReady, Exited, Lifecycle, Start, State, Tick
 from gateway.config.engine import from_words
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
-from gateway.config.sources import ConfigurationError
 from gateway.serve import launch
 from gateway.serve.launch import programs, served_name
 from gateway.serve.owner_socket import OwnerSocket

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from gateway.config.sources import ConfigurationError
+from gateway.config.errors import ConfigurationError
 from gateway.tier.key_file import LONGEST, read_key
 from gateway.tier.seal import SHORTEST_KEY
 

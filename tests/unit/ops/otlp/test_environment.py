@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.config.sources import ConfigurationError
+from gateway.config.errors import ConfigurationError
 from gateway.ops.otlp import environment
 from gateway.ops.otlp.environment import Batching, Signal, read
 from gateway.ops.otlp.trace import Sampler
