@@ -276,6 +276,8 @@ class Settings(Section):
         addresses += [model.engine.at for model in models if model.engine is not None and model.engine.at is not None]
         if twice := sorted({address for address in addresses if addresses.count(address) > 1}):
             raise ValueError(f"two endpoints cannot share an address: {', '.join(twice)}")
+        if twice := sorted({one.name for model in models for one in model.lora} & {model.known_as for model in models}):
+            raise ValueError(f"an adapter cannot have the name of a model: {', '.join(twice)}")
         if faults := [*misdirected((model.known_as, model.fallbacks) for model in models)]:
             raise ValueError("; ".join(faults))
         return models

@@ -384,8 +384,8 @@ class Directory:
     def _index(self) -> None:
         for pool in self.pools.values():
             pool.index()
-        pools = reversed(self.pools.values())  # of two pools with one name, the older keeps it
-        self._by_name = {name: pool for pool in pools for name in pool.names}
+        pools = reversed(self.pools.values())  # of two pools with one name, the older keeps it, but no model's own
+        self._by_name = {name: pool for pool in pools for name in pool.names} | self.pools
 
     def _announce(self) -> None:
         self._changed.set()

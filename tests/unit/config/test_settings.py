@@ -47,6 +47,15 @@ def test_no_two_endpoints_have_one_address():
         Settings.model_validate({"models": models})
 
 
+def test_no_adapter_has_the_name_of_a_model():
+    models = [
+        {"name": "a", "endpoints": [{"url": "http://h:1"}], "lora": [{"name": "b", "path": "/b"}]},
+        {"name": "b", "endpoints": [{"url": "http://h:2"}]},
+    ]
+    with pytest.raises(ValidationError, match="an adapter cannot have the name of a model: b"):
+        Settings.model_validate({"models": models})
+
+
 def test_a_model_is_somewhere():
     with pytest.raises(ValidationError, match="a model needs `endpoints`, `discover` or an `engine`"):
         Settings.model_validate({"models": [{"name": "m"}]})

@@ -125,6 +125,14 @@ async def test_a_name_of_two_models_stays_with_the_one_that_is_left(world):
     assert world.directory.lookup("default") is second.pool
 
 
+async def test_no_adapter_takes_the_requests_of_a_model_of_its_name(world):
+    first, second = world.add("a"), world.add("b")
+    world.up(first, identity("m"))
+    world.up(second, identity("n"))
+    world.up(first, identity("m", loras=("n",)))
+    assert world.directory.lookup("n") is second.pool
+
+
 async def test_an_endpoint_that_takes_no_traffic_keeps_what_it_has_until_that_is_taken_off(world):
     endpoint = world.add("a")
     world.up(endpoint, identity("m"))
