@@ -16,7 +16,7 @@ from gateway.admission.events import EndpointId
 from gateway.endpoints.replies import NoReply, Reply
 from gateway.wire.stream import error_message
 
-LOADED, LOADING = "loaded", "loading"
+LOADED, LOADING, UNLOADING = "loaded", "loading", "unloading"
 NO_ROUTE = (
     "the engine has no route for it: start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, or name "
     "the adapter in its --lora-modules"
@@ -55,6 +55,8 @@ class Adapters:
         """Why an adapter was not loaded."""
         self._kept: dict[str, _Kept] = {}
         """Those that stay until another path is wanted."""
+        self.settling = False
+        """Whether the engine is asked just now."""
 
     @property
     def wanted(self) -> dict[str, str]:
@@ -80,10 +82,16 @@ class Adapters:
         self._kept.pop(name, None)
         self._given[name] = path
 
-    def states(self, loaded: Loaded) -> dict[str, str]:
-        """Of each that is wanted: loaded, loading, or why it is not."""
-        pending = {body["lora_name"] for _, body in self.pending(loaded)}
-        told = {name: self._failed.get(name, LOADING) if name in pending else LOADED for name in self.wanted}
+    def states(self, loaded: Loaded, unasked: str | None = None) -> dict[str, str]:
+        """Of each that is wanted: loaded, loading, or why it is not; of each that is to go: unloading, or why not.
+
+        `unasked`: why the engine is not asked for it now.
+        """
+        wanted = self.wanted
+        told = dict.fromkeys(wanted, LOADED)
+        for _, body in self.pending(loaded):
+            name = body["lora_name"]
+            told[name] = self._failed.get(name) or unasked or (LOADING if name in wanted else UNLOADING)
         return told | {name: adapter.reason for name, adapter in self._kept.items()}
 
     async def settle(self, loaded: Loaded, ask: Ask) -> bool:
@@ -93,13 +101,17 @@ class Adapters:
         """
         changed = False
         unloaded: dict[str, str] = {}
-        for route, body in self.pending(loaded):
-            name, done = body["lora_name"], await self._asked(ask, route, body)
-            changed |= done
-            if route == _UNLOAD and done and (path := loaded[name]) is not None:
-                unloaded[name] = path
-            elif route == _LOAD and not done and name in unloaded:
-                await self._keep(ask, name, unloaded[name], body["lora_path"])
+        self.settling = True
+        try:
+            for route, body in self.pending(loaded):
+                name, done = body["lora_name"], await self._asked(ask, route, body)
+                changed |= done
+                if route == _UNLOAD and done and (path := loaded[name]) is not None:
+                    unloaded[name] = path
+                elif route == _LOAD and not done and name in unloaded:
+                    await self._keep(ask, name, unloaded[name], body["lora_path"])
+        finally:
+            self.settling = False
         return changed
 
     def pending(self, loaded: Loaded) -> list[tuple[str, dict[str, str]]]:

@@ -58,6 +58,9 @@ REMINDER = 60.0
 _FAILING = frozenset({State.STARTING, State.DOWN})
 """States out of which another engine may come than was there before."""
 
+_ABSENT = _FAILING | {State.ASLEEP, State.STOPPED}
+"""States in which nobody is asked to load adapters, unless probes are answered by now."""
+
 MOVING = 2
 """Probe intervals after its last token for which an endpoint that looks dead keeps its requests. Had its process ended,
 their connections would have ended, too. A name that is not found ends none, nor does a proxy that is full."""
@@ -165,7 +168,7 @@ class EndpointMonitor:
             missing_metrics=self._missing,
             scraped_at=self._scraped_at,
             totals=self._totals,
-            adapters=self.adapters.states(self._loras),
+            adapters=self.adapters.states(self._loras, self._unasked),
             cause=self._cause,
             remedy=self._remedy,
         )
@@ -423,6 +426,12 @@ class EndpointMonitor:
         if isinstance(metrics, Reply) and metrics.ok:
             self._take_metrics(metrics)
 
+    @property
+    def _unasked(self) -> str | None:
+        """Why its engine is not asked to load adapters now; None if it is."""
+        asked = self.adapters.settling or self._health.state not in _ABSENT
+        return None if asked else f"not yet, {self._health.state.value}: {self._health.reason}"
+
     async def _asleep(self) -> bool | None:
         return await self._prober.asleep() if self._can_sleep else None
 
@@ -464,23 +473,24 @@ class EndpointMonitor:
         now, trusted = self._clock(), self._health.serving and not doubted
         if trusted and (self._settling is not None or now - self._identified_at < IDENTITY_INTERVAL):
             return None
+        self._identified_at = now  # what changes from here on is for the next reading
         if self._health.state in _FAILING:
             self._about.clear()
         models, asleep = await asyncio.gather(self._prober.get("/v1/models"), self._prober.asleep())
         try:
             kind = await find_kind(self._prober, self._settings, models)
             self._take_loras(models)
-            if await self._equip():
+            if not asleep and self._health.state is not State.STOPPED and await self._equip():
                 models = await self._prober.get("/v1/models")
                 self._take_loras(models)
             identity = await identify_as(kind, self._prober, self._settings, models, self._about)
         except UnidentifiedError as error:
+            self._identified_at = float("-inf")
             return None if trusted else Missed(str(error), certain=False)
         await self._become(kind)
         self._identity = identity
         if self._misfit is not None and not self._health.serving and (reason := await self._misfit(identity)):
             return Missed(reason, certain=False)
-        self._identified_at = now
         self._can_sleep = asleep is not None
         self._warn_of_missing()
         return None
@@ -491,7 +501,10 @@ class EndpointMonitor:
             self._loras = lora_paths(models.body)
 
     async def _equip(self) -> bool:
-        """Have adapters loaded and unloaded; whether that has changed them. If it takes traffic, beside that."""
+        """Have adapters loaded and unloaded; whether that has changed them. If it takes traffic, beside that.
+
+        Not for an engine that sleeps, or is about to: vLLM would write to memory that it gave back, and die.
+        """
         if self._settling is not None or not self.adapters.pending(self._loras):
             return False
         if not self._health.serving:

@@ -346,6 +346,8 @@ _EndpointId = Annotated[
 
 async def _given(source: StateSource, model: str, adapter: str, path: str | None) -> AdapterStates:
     """Give an adapter to a model, or take it away, and wait until each endpoint has done so or failed."""
+    if path is not None and any(endpoint.model == adapter for endpoint in (await source.state()).endpoints):
+        raise _Refused(400, "invalid_request", "A model has this name: its requests would be for the adapter.")
     try:
         await source.give(model, adapter, path)
     except UnknownModelError as error:
@@ -353,7 +355,7 @@ async def _given(source: StateSource, model: str, adapter: str, path: str | None
         raise _Refused(404, "model_not_found", message) from error
     for _ in range(_LOOKS):
         states = await _adapter_states(source, model, adapter, path)
-        if "loading" not in states.values():
+        if not {"loading", "unloading"}.intersection(states.values()):
             break
         await asyncio.sleep(_LOOK)
     return AdapterStates(endpoints=states)  # what still loads goes on, and the state tells how it ends
@@ -361,9 +363,17 @@ async def _given(source: StateSource, model: str, adapter: str, path: str | None
 
 async def _adapter_states(source: StateSource, model: str, adapter: str, path: str | None) -> dict[str, str]:
     endpoints = [endpoint for endpoint in (await source.state()).endpoints if endpoint.model == model]
-    if path is not None:
-        return {endpoint.id: endpoint.adapters.get(adapter, "loading") for endpoint in endpoints}
-    return {endpoint.id: "loading" if adapter in endpoint.models else "unloaded" for endpoint in endpoints}
+    return {endpoint.id: _adapter_state(endpoint, adapter, path) for endpoint in endpoints}
+
+
+def _adapter_state(endpoint: EndpointState, adapter: str, path: str | None) -> str:
+    """How an adapter is there. Its engine may have it, or no more, a moment before requests for it know that."""
+    said, serves = endpoint.adapters.get(adapter), adapter in endpoint.models
+    if path is None:
+        return said or ("unloading" if serves else "unloaded")
+    if said is None:
+        return "given up: it was unloaded meanwhile, or another process decides by now"
+    return "loading" if said == "loaded" and not serves else said
 
 
 async def _changed(source: StateSource, endpoint_id: str, change: Callable[[str], Awaitable[None]]) -> EndpointState:

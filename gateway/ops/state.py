@@ -80,7 +80,8 @@ class EndpointState(_Shown):
     version: str | None = Field(None, description="Of its engine.")
     models: tuple[str, ...] = Field((), description="Names it serves, LoRA adapters included.")
     adapters: dict[str, str] = Field(
-        default_factory=dict, description="LoRA adapters it is to have: loaded, loading, or why it is not loaded."
+        default_factory=dict,
+        description="LoRA adapters it is to have, or no more: loaded, loading, unloading, or why not.",
     )
     missing_metrics: tuple[str, ...] = Field((), description="Metrics kvgate looks for that it does not export.")
     scrape_age_seconds: float | None = Field(None, description="Age of the last scrape; null: there was none.")

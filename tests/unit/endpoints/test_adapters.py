@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from gateway.endpoints.adapters import LOADED, LOADING, NO_ROUTE, Adapters
+from gateway.endpoints.adapters import LOADED, LOADING, NO_ROUTE, UNLOADING, Adapters
 from gateway.endpoints.replies import NoReply, Reply
 
 
@@ -34,6 +34,7 @@ class Engine:
 async def test_what_it_lacks_is_loaded_and_what_others_loaded_stays():
     engine, adapters = Engine(theirs="/t"), Adapters("e", {"a": "/a", "b": "/b"})
     assert adapters.states({}) == {"a": LOADING, "b": LOADING}
+    assert adapters.states({"a": "/a"}, "it is down") == {"a": LOADED, "b": "it is down"}
     assert await engine.settle(adapters)
     assert engine.asked == [("load", "a"), ("load", "b")]
     assert not await engine.settle(adapters)
@@ -54,6 +55,7 @@ async def test_what_an_operator_gives_or_takes_stands_over_the_settings():
     await engine.settle(adapters)
     adapters.give("a", None)
     adapters.govern({"a": "/a"})
+    assert adapters.states(engine.loaded) == {"a": UNLOADING, "b": LOADED}
     await engine.settle(adapters)
     assert engine.loaded == {"b": "/b"}
     adapters.give("a", "/a")

@@ -1193,3 +1193,50 @@ async def test_an_engine_too_busy_to_tell_its_adapters_is_not_asked_to_load_them
     await pass_time(monitor, clock, int(IDENTITY_INTERVAL))
     assert monitor._settling is None
     assert (monitor.status.adapters, len(vllm.bodies)) == ({"mine": "loaded"}, 1)
+
+
+async def test_an_adapter_that_is_given_while_its_identity_is_read_does_not_wait_for_the_next_reading(make, told, vllm):
+    vllm.answers["/v1/load_lora_adapter"] = b""
+    monitor = make(adapters={"first": "/first"})
+    vllm.answers_yet |= {"/health", "/metrics", "/v1/models", "/is_sleeping", "/version"}
+    vllm.silent.clear()
+    probing = asyncio.create_task(monitor.probe())
+    await until(lambda: "/v1/load_lora_adapter" in vllm.asked)
+    monitor.give("second", "/second")
+    vllm.silent.set()
+    await probing
+    await monitor.probe()
+    await monitor._settling
+    assert vllm.loras == ("first", "second")
+
+
+async def test_no_adapter_is_loaded_into_an_engine_that_sleeps_or_is_about_to(make, vllm):
+    """It would write to memory that it gave back."""
+    vllm.answers |= {"/v1/load_lora_adapter": b"", "/is_sleeping": b'{"is_sleeping":true}'}
+    monitor = make()
+    await monitor.probe()
+    await monitor.probe()
+    assert monitor.state is State.ASLEEP
+    monitor.give("sql", "/sql")
+    await monitor.probe()
+    assert monitor.status.adapters == {"sql": "not yet, asleep: the engine sleeps or is paused"}
+    monitor.retire()
+    vllm.answers["/is_sleeping"] = b'{"is_sleeping":false}'
+    await monitor.probe()
+    assert vllm.bodies == []
+    monitor.rouse()
+    await monitor.probe()
+    assert (vllm.loras, monitor.status.adapters, monitor.serving) == (("sql",), {"sql": "loaded"}, True)
+
+
+async def test_an_adapter_for_an_engine_that_cannot_be_asked_is_said_to_wait_for_it(make, vllm):
+    vllm.answers["/v1/load_lora_adapter"] = b""
+    monitor = make()
+    await monitor.probe()
+    vllm.listening = False
+    await monitor.probe()
+    monitor.give("sql", "/sql")
+    assert monitor.status.adapters["sql"].startswith("not yet, down: cannot connect")
+    vllm.listening = True
+    await monitor.probe()
+    assert monitor.status.adapters == {"sql": "loaded"}

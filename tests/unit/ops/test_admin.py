@@ -248,6 +248,33 @@ async def test_an_adapter_is_loaded_and_unloaded_on_each_endpoint_of_its_model(o
     assert (await change("load", **of, path="/bad")).json() == {"endpoints": {ID: "it has no config"}}
     assert_error(await change("load", model="n", name="a", path="/good"), 404, "model_not_found")
     assert_error(await change("load", **of), 400, "invalid_request")
+    assert_error(await change("load", model="m", name="m", path="/good"), 400, "invalid_request")
+
+
+async def test_how_an_adapter_is_on_an_endpoint_that_need_not_have_it_yet_or_any_more(source, open_admin, monkeypatch):
+    """An engine has it a moment before requests for it know that; another owner knows nothing of it."""
+    looks = []
+
+    async def give(model, adapter, path):
+        source.adapters = {"b": "loaded"} if path == "/lost" else {adapter: "not yet, down: nobody listens"}
+
+    async def state(state=source.state):
+        looks.append(shown := await state())
+        (endpoint,) = shown.endpoints
+        models = () if len(looks) < 4 else endpoint.models
+        return shown.model_copy(update={"endpoints": (endpoint.model_copy(update={"models": models}),)})
+
+    async def change(what, **adapter):
+        answer = await open_admin.post(f"/kvgate/adapters/{what}", json={"model": "m", **adapter})
+        return answer.json()["endpoints"][ID]
+
+    monkeypatch.setattr(source, "state", state)
+    assert await change("load", name="a", path="/good") == "loaded"
+    assert len(looks) == 4, "it is loaded once it is listed"
+    monkeypatch.setattr(source, "give", give)
+    assert await change("load", name="a", path="/good") == "not yet, down: nobody listens"
+    assert await change("unload", name="a") == "not yet, down: nobody listens"
+    assert (await change("load", name="a", path="/lost")).startswith("given up")
 
 
 @pytest.mark.parametrize("action", ["drain", "undrain"])
