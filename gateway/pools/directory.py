@@ -273,10 +273,13 @@ class Directory:
         return pool
 
     def lookup(self, model: str | None) -> Pool | None:
-        """The pool of a name, if it is known now."""
+        """The pool of a name, if it is known now.
+
+        An engine that does not run lists no adapter that it got meanwhile: a request for that starts it all the same.
+        """
         if model is None:
             return next(iter(self.pools.values())) if len(self.pools) == 1 else None
-        return self._by_name.get(model)
+        return self._by_name.get(model) or next((there.pool for there in self.starting(model) if there.pool), None)
 
     @property
     def awaited(self) -> tuple[str, ...]:

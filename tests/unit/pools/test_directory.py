@@ -323,6 +323,18 @@ async def test_engines_on_demand_are_known_by_their_settings(world):
     assert world.directory.starting(None) == []
 
 
+async def test_an_adapter_that_an_engine_on_demand_got_while_it_did_not_run_starts_it(world):
+    endpoint = world.add("a", model="m")
+    endpoint.on_demand = True
+    world.up(endpoint, identity("m"), model="m")
+    world.directory.down(endpoint.id)
+    assert world.directory.lookup("sql") is None
+    lora = [{"name": "sql", "path": "/sql"}]
+    endpoint.settings = ModelSettings.model_validate({**endpoint.settings.model_dump(), "lora": lora})
+    assert world.directory.lookup("sql") is endpoint.pool
+    assert world.directory.lookup("other") is None
+
+
 async def test_who_waits_for_an_engine_hears_that_it_does_not_start(world):
     here = world.add("a", model="m")
     here.on_demand = True
