@@ -55,8 +55,8 @@ class Adapters:
         """Why an adapter was not loaded."""
         self._kept: dict[str, _Kept] = {}
         """Those that stay until another path is wanted."""
-        self.settling = False
-        """Whether the engine is asked just now."""
+        self.asked: str | None = None
+        """The one that the engine is asked to load or unload just now."""
 
     @property
     def wanted(self) -> dict[str, str]:
@@ -64,6 +64,11 @@ class Adapters:
         kept = {name: adapter.path for name, adapter in self._kept.items()}
         both: dict[str, str | None] = {**self._configured, **self._given, **kept}
         return {name: path for name, path in both.items() if path is not None}
+
+    @property
+    def loading(self) -> bool:
+        """Whether the engine works on one that has not failed. vLLM generates nothing meanwhile."""
+        return self.asked is not None and self.asked not in self._failed
 
     def govern(self, configured: Mapping[str, str]) -> bool:
         """Go by other settings; returns whether that changes what is wanted."""
@@ -101,17 +106,13 @@ class Adapters:
         """
         changed = False
         unloaded: dict[str, str] = {}
-        self.settling = True
-        try:
-            for route, body in self.pending(loaded):
-                name, done = body["lora_name"], await self._asked(ask, route, body)
-                changed |= done
-                if route == _UNLOAD and done and (path := loaded[name]) is not None:
-                    unloaded[name] = path
-                elif route == _LOAD and not done and name in unloaded:
-                    await self._keep(ask, name, unloaded[name], body["lora_path"])
-        finally:
-            self.settling = False
+        for route, body in self.pending(loaded):
+            name, done = body["lora_name"], await self._asked(ask, route, body)
+            changed |= done
+            if route == _UNLOAD and done and (path := loaded[name]) is not None:
+                unloaded[name] = path
+            elif route == _LOAD and not done and name in unloaded:
+                await self._keep(ask, name, unloaded[name], body["lora_path"])
         return changed
 
     def pending(self, loaded: Loaded) -> list[tuple[str, dict[str, str]]]:
@@ -143,8 +144,11 @@ class Adapters:
             self._kept[name] = _Kept(path, f"{reason.rstrip('.')}. The one from {path} stays")
 
     async def _asked(self, ask: Ask, path: str, body: Mapping[str, str]) -> bool:
-        name = body["lora_name"]
-        reply = await ask(path, msgspec.json.encode(body))
+        self.asked = name = body["lora_name"]
+        try:
+            reply = await ask(path, msgspec.json.encode(body))
+        finally:
+            self.asked = None
         if isinstance(reply, Reply) and reply.ok:
             self._failed.pop(name, None)
             _log.info("adapter loaded" if path == _LOAD else "adapter unloaded", endpoint=self._endpoint, adapter=name)

@@ -269,6 +269,8 @@ class EndpointMonitor:
             missed = await self._named(missed)
         asked_at = self._clock()
         mute = isinstance(health, NoReply) and health.accepted
+        if self.adapters.loading:
+            self._progress.restart(asked_at)
         self._progress.probed(asked_at, blocked=self._prober.unanswered_at >= began, mute=mute)
         doubtful = self._health.state is State.BLOCKED or self._progress.doubtful(asked_at)
         busy = await self._look() if doubtful else None
@@ -429,7 +431,7 @@ class EndpointMonitor:
     @property
     def _unasked(self) -> str | None:
         """Why its engine is not asked to load adapters now; None if it is."""
-        asked = self.adapters.settling or self._health.state not in _ABSENT
+        asked = self.adapters.asked is not None or self._health.state not in _ABSENT
         return None if asked else f"not yet, {self._health.state.value}: {self._health.reason}"
 
     async def _asleep(self) -> bool | None:
@@ -508,18 +510,26 @@ class EndpointMonitor:
         if self._settling is not None or not self.adapters.pending(self._loras):
             return False
         if not self._health.serving:
-            return await self.adapters.settle(self._loras, self._prober.post)
+            return await self.adapters.settle(self._loras, self._post)
         self._settling = asyncio.create_task(self._settle())
         return False
 
     async def _settle(self) -> None:
         """Load and unload adapters, and look again where that has changed them."""
         try:
-            if await self.adapters.settle(self._loras, self._prober.post):
+            if await self.adapters.settle(self._loras, self._post):
                 self._identified_at = float("-inf")
                 self._hurry.set()
         finally:
             self._settling = None
+
+    async def _post(self, path: str, body: bytes) -> Reply | NoReply:
+        """Ask for an adapter. What was silent while it was loaded is no sign of a hang."""
+        loading = self.adapters.loading
+        reply = await self._prober.post(path, body)
+        if loading:
+            self._progress.restart(self._clock())
+        return reply
 
     def _warn_of_missing(self) -> None:
         missing = (self._metrics or READERS[self._kind.name].unscraped).missing

@@ -1240,3 +1240,23 @@ async def test_an_adapter_for_an_engine_that_cannot_be_asked_is_said_to_wait_for
     vllm.listening = True
     await monitor.probe()
     assert monitor.status.adapters == {"sql": "loaded"}
+
+
+async def test_an_engine_that_loads_an_adapter_does_not_hang_until_that_has_failed(up, told, vllm, clock):
+    """A vLLM generates nothing meanwhile: its streams all stand still."""
+    vllm.answers["/v1/load_lora_adapter"] = 500
+    vllm.answers_yet |= set(vllm.asked)
+    vllm.silent.clear()
+    for request in (A, B):
+        up.dispatched(request, 100)
+    up.give("slow", "/slow")
+    await pass_time(up, clock, 59)
+    assert (told.take(), told.expired, up.status.adapters) == ([], [], {"slow": "loading"})
+    vllm.silent.set()
+    await up._settling
+    await pass_time(up, clock, 29)
+    assert (told.take(), told.expired) == ([], [])
+    vllm.silent.clear()
+    await pass_time(up, clock, 1)
+    assert told.take()[0] == ("down", "hung: no progress for 30 s with 2 requests in flight")
+    vllm.silent.set()
