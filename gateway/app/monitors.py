@@ -82,14 +82,22 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
         )
         monitor.launched = endpoint in self._launched
         self._cores.add(endpoint, access.model.name)
-        if access.model.name is not None or len(self._settings().models) == 1:  # else it may be of another model
+        if self._of_one_model(access.model.name):
             for adapter, path in self._given[access.model.name].items():
                 monitor.give(adapter, path)
 
     def give(self, endpoints: Iterable[EndpointId], adapter: str, path: str | None) -> None:
-        """Have the endpoints of a model load an adapter, or unload it without a path: these, and those that come."""
-        for endpoint in endpoints:
-            self._given[self._cores.name(endpoint)][adapter] = path
+        """Have the endpoints of a model load an adapter, or unload it without a path: these, and those that come.
+
+        Among the last are those that are configured and were never reached.
+        """
+        given = set(endpoints)
+        for name in {self._cores.name(endpoint) for endpoint in given}:
+            self._given[name][adapter] = path
+            if self._of_one_model(name):
+                alike = (endpoint for endpoint in self._monitors if self._cores.name(endpoint) == name)
+                given.update(endpoint for endpoint in alike if self._cores.serves(endpoint) is None)
+        for endpoint in given:
             self._monitors[endpoint].give(adapter, path)
 
     def start(self) -> None:
@@ -114,6 +122,10 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
     async def close(self) -> None:
         """Close every client."""
         await self._questions.close()
+
+    def _of_one_model(self, name: str | None) -> bool:
+        """Whether all endpoints that are configured under this name are of one model, whatever they will report."""
+        return name is not None or len(self._settings().models) == 1
 
     def _renew(self, endpoint: EndpointId, access: Access) -> None:
         """Use another way to reach an endpoint from the next probe on."""

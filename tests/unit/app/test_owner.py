@@ -114,6 +114,18 @@ async def test_an_adapter_is_given_to_each_endpoint_of_a_model() -> None:
         assert owner.monitors[ONE].adapters.wanted == {}
 
 
+@pytest.mark.parametrize("models", [1, 2])
+async def test_an_adapter_is_given_to_one_that_was_not_reached_yet_unless_it_may_be_of_another_model(
+    models: int,
+) -> None:
+    some = [{"endpoints": [{"url": f"http://h:{port}"}]} for port in range(models)]
+    async with owner_of(settings_of(models=some)) as owner:
+        serves(owner, ONE)
+        await owner.give("m", "a", "/a")
+        assert owner.monitors[ONE].adapters.wanted == {"a": "/a"}
+        assert owner.monitors[TWO].adapters.wanted == ({"a": "/a"} if models == 1 else {})
+
+
 async def test_what_it_decided_is_of_every_endpoint_and_every_model() -> None:
     async with owner_of(settings_of()) as owner:
         driver = serves(owner, TWO)
