@@ -387,8 +387,10 @@ class Directory:
     def _index(self) -> None:
         for pool in self.pools.values():
             pool.index()
+        configured = {there.settings.name for there in self.endpoints.values()}  # perhaps of models yet to be reached
         pools = reversed(self.pools.values())  # of two pools with one name, the older keeps it, but no model's own
-        self._by_name = {name: pool for pool in pools for name in pool.names} | self.pools
+        names = {name: pool for pool in pools for name in pool.names if name not in configured}
+        self._by_name = names | self.pools
 
     def _announce(self) -> None:
         self._changed.set()

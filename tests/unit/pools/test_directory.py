@@ -129,8 +129,13 @@ async def test_no_adapter_takes_the_requests_of_a_model_of_its_name(world):
     first, second = world.add("a"), world.add("b")
     world.up(first, identity("m"))
     world.up(second, identity("n"))
-    world.up(first, identity("m", loras=("n",)))
+    world.up(first, identity("m", loras=("n", "later")))
     assert world.directory.lookup("n") is second.pool
+    third = world.add("c", model="later")
+    world.up(first, identity("m", loras=("n", "later")))
+    assert world.directory.lookup("later") is None, "its engine has yet to be reached"
+    world.up(third, identity("k"), model="later")
+    assert world.directory.lookup("later") is third.pool
 
 
 async def test_an_endpoint_that_takes_no_traffic_keeps_what_it_has_until_that_is_taken_off(world):
