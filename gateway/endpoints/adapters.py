@@ -57,6 +57,8 @@ class Adapters:
         """Those that stay until another path is wanted."""
         self.asked: str | None = None
         """The one that the engine is asked to load or unload just now."""
+        self._answers = True
+        """Whether the engine answered when it was last asked."""
 
     @property
     def wanted(self) -> dict[str, str]:
@@ -67,8 +69,11 @@ class Adapters:
 
     @property
     def loading(self) -> bool:
-        """Whether the engine works on one that has not failed. vLLM generates nothing meanwhile."""
-        return self.asked is not None and self.asked not in self._failed
+        """Whether the engine works on one that has not failed. vLLM generates nothing meanwhile.
+
+        One that did not answer for another gets no more time: it may hang.
+        """
+        return self.asked is not None and self.asked not in self._failed and self._answers
 
     def govern(self, configured: Mapping[str, str]) -> bool:
         """Go by other settings; returns whether that changes what is wanted."""
@@ -149,6 +154,7 @@ class Adapters:
             reply = await ask(path, msgspec.json.encode(body))
         finally:
             self.asked = None
+        self._answers = isinstance(reply, Reply)
         if isinstance(reply, Reply) and reply.ok:
             self._failed.pop(name, None)
             _log.info("adapter loaded" if path == _LOAD else "adapter unloaded", endpoint=self._endpoint, adapter=name)

@@ -1260,3 +1260,21 @@ async def test_an_engine_that_loads_an_adapter_does_not_hang_until_that_has_fail
     await pass_time(up, clock, 1)
     assert told.take()[0] == ("down", "hung: no progress for 30 s with 2 requests in flight")
     vllm.silent.set()
+
+
+async def test_an_engine_that_did_not_answer_for_an_adapter_gets_no_minute_for_each_other(up, told, vllm, clock):
+    vllm.answers["/v1/load_lora_adapter"] = httpx.ReadTimeout("it hangs")
+    vllm.answers_yet |= set(vllm.asked)
+    vllm.silent.clear()
+    for request in (A, B):
+        up.dispatched(request, 100)
+    for name in ("one", "two", "three"):
+        up.give(name, f"/{name}")
+    await pass_time(up, clock, 59)
+    assert told.take() == []
+    vllm.silent.set()
+    vllm.silent.clear()  # only the first ends
+    await until(lambda: vllm.asked.count("/v1/load_lora_adapter") == 2)
+    await pass_time(up, clock, 30)
+    assert told.take()[0] == ("down", "hung: no progress for 30 s with 2 requests in flight")
+    vllm.silent.set()
