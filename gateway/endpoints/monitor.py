@@ -361,6 +361,8 @@ class EndpointMonitor:
 
     def retire(self) -> None:
         """Send it no new requests until `rouse`: its engine is to end, or does not run."""
+        if self._settling is not None:
+            self._settling.cancel()  # it gets the adapters that it still lacks when it is back
         self._handle(Retire())
 
     def rouse(self) -> None:

@@ -1229,6 +1229,24 @@ async def test_no_adapter_is_loaded_into_an_engine_that_sleeps_or_is_about_to(ma
     assert (vllm.loras, monitor.status.adapters, monitor.serving) == (("sql",), {"sql": "loaded"}, True)
 
 
+async def test_an_engine_that_is_to_sleep_gets_the_adapters_that_it_lacks_when_it_is_back(up, vllm):
+    vllm.answers["/v1/load_lora_adapter"] = b""
+    vllm.answers_yet |= {"/health", "/metrics", "/v1/models", "/is_sleeping", "/version"}
+    vllm.silent.clear()
+    for name in ("first", "second"):
+        up.give(name, f"/{name}")
+    await up.probe()
+    await until(lambda: "/v1/load_lora_adapter" in vllm.asked)
+    up.retire()
+    vllm.silent.set()
+    await until(lambda: up._settling is None)
+    await up.probe()
+    assert vllm.asked.count("/v1/load_lora_adapter") == 1
+    up.rouse()
+    await up.probe()
+    assert vllm.loras == ("first", "second")
+
+
 async def test_an_adapter_for_an_engine_that_cannot_be_asked_is_said_to_wait_for_it(make, vllm):
     vllm.answers["/v1/load_lora_adapter"] = b""
     monitor = make()
