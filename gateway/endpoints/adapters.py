@@ -98,11 +98,23 @@ class Adapters:
         `unasked`: why the engine is not asked for it now.
         """
         wanted = self.wanted
-        told = dict.fromkeys(wanted, LOADED)
+        told = dict.fromkeys(wanted, LOADED) | self.strange(loaded)
         for _, body in self.pending(loaded):
             name = body["lora_name"]
             told[name] = self._failed.get(name) or unasked or (LOADING if name in wanted else UNLOADING)
         return told | {name: adapter.reason for name, adapter in self._kept.items()}
+
+    def strange(self, loaded: Loaded) -> dict[str, str]:
+        """What is to be said of those that the engine has under a wanted name from a path that was not asked for.
+
+        Whoever loaded one may know it by another path. So did a gateway that ran before, by settings that have changed.
+        """
+        wanted = self.wanted
+        return {
+            name: f"it was there, from {path}: /kvgate/adapters/load replaces it by the one from {wanted[name]}"
+            for name, path in loaded.items()
+            if path and path != wanted.get(name, path) and not self._is_stale(name, path, wanted[name])
+        }
 
     async def settle(self, loaded: Loaded, ask: Ask) -> bool:
         """Load what the engine lacks, and unload what it need not have; returns whether that changed anything.

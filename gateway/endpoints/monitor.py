@@ -501,8 +501,12 @@ class EndpointMonitor:
 
     def _take_loras(self, models: Reply | NoReply) -> None:
         """Note the adapters it has, by its answer of `/v1/models`; where that fails, it has those it had."""
-        if isinstance(models, Reply) and models.ok:
-            self._loras = lora_paths(models.body)
+        if not (isinstance(models, Reply) and models.ok):
+            return
+        before, self._loras = self._loras, lora_paths(models.body)
+        if self._loras != before:
+            for name, said in self.adapters.strange(self._loras).items():
+                _log.warning("an adapter is not the one that is configured", endpoint=self._id, adapter=name, help=said)
 
     async def _equip(self) -> bool:
         """Have adapters loaded and unloaded; whether that has changed them. If it takes traffic, beside that.

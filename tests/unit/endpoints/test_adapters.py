@@ -98,7 +98,8 @@ async def test_one_from_another_path_takes_the_place_of_ours_and_of_what_an_oper
     await engine.settle(adapters)
     assert engine.loaded == {"theirs": "/t", "a": "/a"}, "it was there under this name"
     adapters.govern({"a": "/a2", "theirs": "/ours"})
-    assert adapters.states(engine.loaded) == {"a": LOADING, "theirs": LOADED}
+    stays = "it was there, from /t: /kvgate/adapters/load replaces it by the one from /ours"
+    assert adapters.states(engine.loaded) == {"a": LOADING, "theirs": stays}
     adapters.give("theirs", "/new")
     await engine.settle(adapters)
     assert engine.loaded == {"a": "/a2", "theirs": "/new"}

@@ -1152,6 +1152,21 @@ async def test_an_adapter_that_cannot_be_loaded_keeps_nobody_waiting(make, told)
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" in monitor.status.adapters["sql"]
 
 
+async def test_an_adapter_that_was_there_from_another_path_is_said_to_be_another(make, vllm, clock):
+    """A gateway was started again with other settings: its engine has what the one before loaded."""
+    vllm.loras = ("sql", "same")
+    monitor = make(adapters={"sql": "/sql-2", "same": "/same"})
+    with capture_logs() as logs:
+        await monitor.probe()
+        await pass_time(monitor, clock, int(IDENTITY_INTERVAL))
+    said = "it was there, from /sql: /kvgate/adapters/load replaces it by the one from /sql-2"
+    assert monitor.status.adapters == {"sql": said, "same": "loaded"}
+    assert [line["adapter"] for line in logs if line.get("help") == said] == ["sql"]
+    vllm.answers |= {"/v1/load_lora_adapter": b"", "/v1/unload_lora_adapter": b""}
+    monitor.give("sql", "/sql-2")
+    assert monitor.status.adapters == {"sql": "loading", "same": "loaded"}
+
+
 async def test_other_adapters_are_loaded_beside_its_traffic(make, client, told, vllm, clock):
     vllm.answers |= {"/v1/load_lora_adapter": b"", "/v1/unload_lora_adapter": b""}
     monitor = make(adapters={"old": "/old"})
