@@ -37,6 +37,7 @@ class Endpoint:
         settings: of the model it is configured under.
         watch: hears from requests what they see of it.
         identity: as it last reported it; None until it was first reached.
+        told: its settings when it did: it had what it could load of those.
         healthy: whether it takes traffic now.
         relayed: requests without admission that are on it.
         clamps: whether it cuts `max_tokens` to its length; None until it was asked.
@@ -53,6 +54,7 @@ class Endpoint:
     settings: ModelSettings
     watch: Watch
     identity: Identity | None = None
+    told: ModelSettings | None = None
     healthy: bool = False
     pool: "Pool | None" = None
     relayed: int = 0
@@ -276,10 +278,14 @@ class Directory:
         """The pool of a name, if it is known now.
 
         An engine that does not run lists no adapter that it got meanwhile: a request for that starts it all the same.
+        One that it lacked while it ran would be lacking again.
         """
         if model is None:
             return next(iter(self.pools.values())) if len(self.pools) == 1 else None
-        return self._by_name.get(model) or next((there.pool for there in self.starting(model) if there.pool), None)
+        if (pool := self._by_name.get(model)) is not None:
+            return pool
+        got = (there for there in self.starting(model) if there.told is not None and not _named(there.told, model))
+        return next((there.pool for there in got), None)
 
     @property
     def awaited(self) -> tuple[str, ...]:
@@ -340,7 +346,7 @@ class Directory:
             self._move(known, identity, model)
         was_healthy, known.healthy = known.healthy, True
         another = not was_healthy and known.identity != identity
-        known.identity = identity
+        known.identity, known.told = identity, known.settings
         if another:
             known.clamps = known.kind.clamps
         self.ever_healthy = True

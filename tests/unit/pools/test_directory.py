@@ -338,6 +338,9 @@ async def test_an_adapter_that_an_engine_on_demand_got_while_it_did_not_run_star
     endpoint.settings = ModelSettings.model_validate({**endpoint.settings.model_dump(), "lora": lora})
     assert world.directory.lookup("sql") is endpoint.pool
     assert world.directory.lookup("other") is None
+    world.up(endpoint, identity("m"), model="m")
+    world.directory.down(endpoint.id)
+    assert world.directory.lookup("sql") is None, "it could not load it"
 
 
 async def test_who_waits_for_an_engine_hears_that_it_does_not_start(world):
