@@ -79,8 +79,10 @@ class Adapters:
         """Go by other settings; returns whether that changes what is wanted."""
         before = self.wanted
         self._note()
-        changed = {name for name in self._kept if configured.get(name) != self._configured.get(name)}
-        self._kept = {name: adapter for name, adapter in self._kept.items() if name not in changed}
+        for name in configured.keys() | self._configured.keys():
+            if configured.get(name) != self._configured.get(name):
+                self._kept.pop(name, None)
+                self._failed.pop(name, None)
         self._configured = dict(configured)
         return self.wanted != before
 
@@ -143,6 +145,10 @@ class Adapters:
             if name in wanted and (stale or name not in loaded):
                 asked.append((_LOAD, _body(name, wanted[name])))
         return asked
+
+    def vain(self, loaded: Loaded) -> bool:
+        """Whether all that the engine is to be asked has failed before."""
+        return all(body["lora_name"] in self._failed for _, body in self.pending(loaded))
 
     def _is_stale(self, name: str, path: str | None, wanted: str | None) -> bool:
         """Whether an adapter that is loaded from this path is to go, for good or for one from another path."""

@@ -61,6 +61,10 @@ _FAILING = frozenset({State.STARTING, State.DOWN})
 _ABSENT = _FAILING | {State.ASLEEP, State.STOPPED}
 """States in which nobody is asked to load adapters, unless probes are answered by now."""
 
+SPARING = 20
+"""Multiple of the time that it last took to ask an engine for adapters until it is asked again for what has failed: a
+vLLM generates nothing while it looks for one, as at a hub that does not answer."""
+
 MOVING = 2
 """Probe intervals after its last token for which an endpoint that looks dead keeps its requests. Had its process ended,
 their connections would have ended, too. A name that is not found ends none, nor does a proxy that is full."""
@@ -110,6 +114,7 @@ class EndpointMonitor:
     ) -> None:
         self.adapters = Adapters(endpoint_id, adapters)
         self._settling: asyncio.Task[None] | None = None
+        self._spared_until = float("-inf")
         self.launched = False
         self._id = endpoint_id
         self._settings = settings
@@ -516,18 +521,25 @@ class EndpointMonitor:
         if self._settling is not None or not self.adapters.pending(self._loras):
             return False
         if not self._health.serving:
-            return await self.adapters.settle(self._loras, self._post)
-        self._settling = asyncio.create_task(self._settle())
+            return await self._settled()
+        if not self.adapters.vain(self._loras) or self._clock() >= self._spared_until:
+            self._settling = asyncio.create_task(self._settle())
         return False
 
     async def _settle(self) -> None:
         """Load and unload adapters, and look again where that has changed them."""
         try:
-            if await self.adapters.settle(self._loras, self._post):
+            if await self._settled():
                 self._identified_at = float("-inf")
                 self._hurry.set()
         finally:
             self._settling = None
+
+    async def _settled(self) -> bool:
+        began = self._clock()
+        changed = await self.adapters.settle(self._loras, self._post)
+        self._spared_until = (now := self._clock()) + SPARING * (now - began)
+        return changed
 
     async def _post(self, path: str, body: bytes) -> Reply | NoReply:
         """Ask for an adapter. What was silent while it was loaded is no sign of a hang."""

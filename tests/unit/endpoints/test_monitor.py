@@ -3,6 +3,7 @@ import contextlib
 import errno
 import functools
 import itertools
+import json
 import socket
 
 import httpx
@@ -15,6 +16,7 @@ from gateway.config.settings import HealthSettings
 from gateway.endpoints import monitor as monitoring
 from gateway.endpoints.health import REST, SERVING, State
 from gateway.endpoints.monitor import IDENTITY_INTERVAL, EndpointMonitor
+from gateway.endpoints.replies import Reply
 
 ID = EndpointId("127.0.0.1:8001")
 URL = "http://127.0.0.1:8001"
@@ -1293,6 +1295,28 @@ async def test_an_engine_that_loads_an_adapter_does_not_hang_until_that_has_fail
     await pass_time(up, clock, 1)
     assert told.take()[0] == ("down", "hung: no progress for 30 s with 2 requests in flight")
     vllm.silent.set()
+
+
+async def test_an_adapter_that_cannot_be_loaded_takes_an_engine_little_of_its_time(make, vllm, client, clock):
+    async def refuse(path, body):
+        asked.append(json.loads(body)["lora_name"])
+        clock.now += 10
+        return Reply(500, b"no hub", clock.now)
+
+    asked = []
+    monitor = make(adapters={"lost": "owner/lost"})
+    monitor._post = refuse
+    await monitor.probe()
+    await pass_time(monitor, clock, 199)
+    assert asked == ["lost"]
+    await pass_time(monitor, clock, int(IDENTITY_INTERVAL))
+    assert asked == ["lost"] * 2
+    monitor.give("other", "/other")
+    await pass_time(monitor, clock, 2)
+    assert asked[2:] == ["lost", "other"], "what is new is asked for at once"
+    monitor.govern(EndpointSettings(url=URL), HealthSettings(), client, {"lost": "owner/found"})
+    await pass_time(monitor, clock, 2)
+    assert asked[4:] == ["lost", "other"]
 
 
 async def test_an_engine_that_did_not_answer_for_an_adapter_gets_no_minute_for_each_other(up, told, vllm, clock):
