@@ -1,4 +1,4 @@
-"""What is wrong with a configuration."""
+"""The error of a configuration."""
 
 
 class ConfigurationError(Exception):
