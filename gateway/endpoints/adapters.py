@@ -75,16 +75,14 @@ class Adapters:
         """
         return self.asked is not None and self.asked not in self._failed and self._answers
 
-    def govern(self, configured: Mapping[str, str]) -> bool:
-        """Go by other settings; returns whether that changes what is wanted."""
-        before = self.wanted
+    def govern(self, configured: Mapping[str, str]) -> None:
+        """Go by other settings."""
         self._note()
         for name in configured.keys() | self._configured.keys():
             if configured.get(name) != self._configured.get(name):
                 self._kept.pop(name, None)
                 self._failed.pop(name, None)
         self._configured = dict(configured)
-        return self.wanted != before
 
     def give(self, name: str, path: str | None) -> None:
         """Want an adapter until kvgate ends; None: do not want it any more, whatever the settings say."""

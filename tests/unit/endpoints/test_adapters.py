@@ -43,8 +43,10 @@ async def test_what_it_lacks_is_loaded_and_what_others_loaded_stays():
 
 async def test_other_settings_unload_what_is_no_longer_wanted():
     engine, adapters = Engine(a="/a", theirs="/t"), Adapters("e", {"a": "/a"})
-    assert not adapters.govern({"a": "/a"})
-    assert adapters.govern({"b": "/b"})
+    adapters.govern({"a": "/a"})
+    assert adapters.wanted == {"a": "/a"}
+    adapters.govern({"b": "/b"})
+    assert adapters.wanted == {"b": "/b"}
     assert await engine.settle(adapters)
     assert engine.loaded == {"theirs": "/t", "b": "/b"}
 
@@ -137,9 +139,11 @@ async def test_one_that_stays_makes_way_when_the_settings_name_another_path():
     adapters.govern({"a": "/high"})
     engine.replies = [None, REFUSED]
     await engine.settle(adapters)
-    assert not adapters.govern({"a": "/high"}), "a reload for something else"
+    adapters.govern({"a": "/high"})
+    assert adapters.wanted == {"a": "/a"}, "a reload for something else"
     assert (engine.loaded, adapters.states(engine.loaded)) == ({"a": "/a"}, {"a": STAYS})
-    assert adapters.govern({"a": "/better"})
+    adapters.govern({"a": "/better"})
+    assert adapters.wanted == {"a": "/better"}
     await engine.settle(adapters)
     assert (engine.loaded, adapters.states(engine.loaded)) == ({"a": "/better"}, {"a": LOADED})
 
