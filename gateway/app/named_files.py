@@ -22,13 +22,13 @@ class Access:
     Attributes:
         model: the one it is configured under.
         api_key: sent to it.
-        tls: for connections to it, probes and requests alike.
+        tls: for connections to it, probes and requests alike; None where its URL is not https.
     """
 
     model: ModelSettings
     settings: EndpointSettings
     api_key: str | None
-    tls: ssl.SSLContext
+    tls: ssl.SSLContext | None
 
     @property
     def base_url(self) -> str:
@@ -70,12 +70,11 @@ def read_named_files(settings: Settings) -> NamedFiles:
         elif (key := read_secret(given.key, given.key_file)) is not None:
             keys[key] = client
     endpoints, elsewhere = {}, {}
-    contexts: dict[TlsSettings, ssl.SSLContext] = {}  # one takes 50 ms to make
+    contexts: dict[TlsSettings, ssl.SSLContext] = {}
 
     def access(model: ModelSettings, endpoint: EndpointSettings) -> Access:
-        if endpoint.tls not in contexts:
-            contexts[endpoint.tls] = _context(endpoint)
-        return Access(model, endpoint, read_secret(endpoint.api_key, endpoint.api_key_file), contexts[endpoint.tls])
+        key = read_secret(endpoint.api_key, endpoint.api_key_file)
+        return Access(model, endpoint, key, _context(endpoint, contexts))
 
     for model in settings.models:
         for endpoint in model.endpoints:
@@ -100,8 +99,13 @@ def _of_clients(settings: Settings) -> ssl.SSLContext | None:
         raise ConfigurationError(str(error)) from None
 
 
-def _context(endpoint: EndpointSettings) -> ssl.SSLContext:
-    try:
-        return ssl_context(endpoint.tls)
-    except ValueError as error:
-        raise ConfigurationError(f"{endpoint.address}: {error}") from None
+def _context(endpoint: EndpointSettings, made: dict[TlsSettings, ssl.SSLContext]) -> ssl.SSLContext | None:
+    """The context for an endpoint, made where it is needed, and once: it takes 20 ms and 1.4 MB."""
+    if endpoint.url.scheme != "https":
+        return None
+    if endpoint.tls not in made:
+        try:
+            made[endpoint.tls] = ssl_context(endpoint.tls)
+        except ValueError as error:
+            raise ConfigurationError(f"{endpoint.address}: {error}") from None
+    return made[endpoint.tls]

@@ -49,7 +49,7 @@ class HttpUpstream:
 
     def __init__(self, timeouts: Callable[[], UpstreamSettings]) -> None:
         self._timeouts = timeouts
-        self._tls: dict[str, ssl.SSLContext] = {}
+        self._tls: dict[str, ssl.SSLContext | None] = {}
         self._origins: dict[str, _Origin] = {}
         self._idle: dict[str, dict[Connection, float]] = {}
         """By endpoint: its idle connections and since when each is idle, the longest idle first."""
@@ -94,7 +94,7 @@ class HttpUpstream:
             await connection.request(head, body)
         return _HttpAnswer(self, base_url, connection)
 
-    def trust(self, base_url: str, context: ssl.SSLContext) -> None:
+    def trust(self, base_url: str, context: ssl.SSLContext | None) -> None:
         """Use this TLS context for connections to this URL from now on. A URL without one uses the system's."""
         self._tls[base_url] = context
 

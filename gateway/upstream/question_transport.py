@@ -33,7 +33,9 @@ class QuestionTransport(httpx.AsyncBaseTransport):
         unix: base URL of an endpoint that has a unix socket. httpx knows none such: it asks at `asked_at`.
     """
 
-    def __init__(self, timeouts: Callable[[], UpstreamSettings], tls: ssl.SSLContext, unix: str | None = None) -> None:
+    def __init__(
+        self, timeouts: Callable[[], UpstreamSettings], tls: ssl.SSLContext | None, unix: str | None = None
+    ) -> None:
         self._upstream = HttpUpstream(timeouts)
         self._tls = tls
         self._unix = unix

@@ -34,4 +34,10 @@ def test_thousands_of_keys_take_no_longer_than_the_reading_of_each():
 
 def test_a_certificate_that_cannot_be_read_is_a_fault_of_its_endpoint(tmp_path):
     with pytest.raises(ConfigurationError, match=r"^a:1: tls\.ca_file: "):
-        read_named_files(settings({"tls": {"ca_file": tmp_path / "none"}}))
+        read_named_files(settings({"url": "https://a:1", "tls": {"ca_file": tmp_path / "none"}}))
+
+
+def test_certificates_are_read_for_endpoints_with_tls_alone():
+    plain, secured = (read_named_files(settings({"url": f"{scheme}://a:1"})) for scheme in ("http", "https"))
+    assert plain.endpoints["a:1"].tls is None
+    assert secured.endpoints["a:1"].tls is not None

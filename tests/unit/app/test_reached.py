@@ -18,7 +18,7 @@ class World:
     """A directory of the configured endpoints. It is the upstream, too, and notes whom it is to trust."""
 
     def __init__(self) -> None:
-        self.trusted: dict[str, ssl.SSLContext] = {}
+        self.trusted: dict[str, ssl.SSLContext | None] = {}
         self.asked: list[tuple[str, bytes | None]] = []
         nothing: Any = None
         self.directory = Directory(nothing, nothing, nothing, nothing, self._left)
@@ -39,7 +39,7 @@ class World:
         assert target.url == endpoint.base_url
         return self.asked[-1]
 
-    def trust(self, base_url: str, context: ssl.SSLContext) -> None:
+    def trust(self, base_url: str, context: ssl.SSLContext | None) -> None:
         self.trusted[base_url] = context
 
     def forget(self, base_url: str) -> None:
@@ -61,55 +61,55 @@ def world() -> World:
 
 
 async def test_each_configured_endpoint_is_known_with_what_its_requests_need(world: World) -> None:
-    configured = access(f"http://{ONE}", f"http://{TWO}", api_key="one")
+    configured = access(f"https://{ONE}", f"https://{TWO}", api_key="one")
     world.reached.follow(configured)
     assert set(world.directory.endpoints) == {ONE, TWO}
     endpoint = world.endpoint(ONE)
-    assert (endpoint.base_url, endpoint.api_key) == (f"http://{ONE}", "one")
+    assert (endpoint.base_url, endpoint.api_key) == (f"https://{ONE}", "one")
     assert (endpoint.settings, endpoint.watch) == (configured[ONE].model, f"watch over {ONE}")
-    assert world.trusted == {f"http://{name}": configured[name].tls for name in (ONE, TWO)}
-    assert await world.asks(endpoint) == (f"http://{ONE}", b"Bearer one")
-    assert await world.asks(world.endpoint(TWO)) == (f"http://{TWO}", b"Bearer one")
+    assert world.trusted == {f"https://{name}": configured[name].tls for name in (ONE, TWO)}
+    assert await world.asks(endpoint) == (f"https://{ONE}", b"Bearer one")
+    assert await world.asks(world.endpoint(TWO)) == (f"https://{TWO}", b"Bearer one")
 
 
 async def test_one_that_is_reached_in_another_way_stays_the_one_it_is(world: World) -> None:
-    world.reached.follow(access(f"http://{ONE}", api_key="one"))
+    world.reached.follow(access(f"https://{ONE}", api_key="one"))
     (endpoint,) = world.directory.endpoints.values()
-    configured = access(f"http://{ONE}/below", api_key="two")
+    configured = access(f"https://{ONE}/below", api_key="two")
     world.reached.follow(configured)
     assert world.directory.endpoints == {endpoint.id: endpoint}
-    assert (endpoint.base_url, endpoint.api_key) == (f"http://{ONE}/below", "two")
-    assert world.trusted == {f"http://{ONE}/below": configured[ONE].tls}
-    assert await world.asks(endpoint) == (f"http://{ONE}/below", b"Bearer two")
+    assert (endpoint.base_url, endpoint.api_key) == (f"https://{ONE}/below", "two")
+    assert world.trusted == {f"https://{ONE}/below": configured[ONE].tls}
+    assert await world.asks(endpoint) == (f"https://{ONE}/below", b"Bearer two")
 
 
 async def test_one_that_is_configured_no_more_is_reached_until_it_is_gone(world: World) -> None:
-    world.reached.follow(access(f"http://{ONE}", f"http://{TWO}"))
+    world.reached.follow(access(f"https://{ONE}", f"https://{TWO}"))
     endpoint = world.endpoint(ONE)
-    world.reached.follow(access(f"http://{TWO}"))
+    world.reached.follow(access(f"https://{TWO}"))
     assert endpoint.base_url in world.trusted
     world.directory.gone(ONE)
     assert set(world.directory.endpoints) == {TWO}
-    assert set(world.trusted) == {f"http://{TWO}"}
+    assert set(world.trusted) == {f"https://{TWO}"}
 
 
 async def test_one_that_was_gone_before_it_was_configured_no_more_does_not_stay(world: World) -> None:
-    world.reached.follow(access(f"http://{ONE}", f"http://{TWO}"))
+    world.reached.follow(access(f"https://{ONE}", f"https://{TWO}"))
     world.directory.gone(ONE)
     assert set(world.directory.endpoints) == {ONE, TWO}, "it may come back"
     world.forgotten = {ONE}
-    world.reached.follow(access(f"http://{TWO}"))
+    world.reached.follow(access(f"https://{TWO}"))
     assert set(world.directory.endpoints) == {TWO}
-    assert set(world.trusted) == {f"http://{TWO}"}
+    assert set(world.trusted) == {f"https://{TWO}"}
 
 
 async def test_one_that_is_configured_again_before_it_is_gone_begins_anew(world: World) -> None:
-    configured = access(f"http://{ONE}", api_key="one")
+    configured = access(f"https://{ONE}", api_key="one")
     world.reached.follow(configured)
     before = world.endpoint(ONE)
     world.reached.follow({})
     world.reached.follow(configured)
     world.directory.gone(ONE)
     assert world.endpoint(ONE) is not before
-    assert set(world.trusted) == {f"http://{ONE}"}
-    assert await world.asks(world.endpoint(ONE)) == (f"http://{ONE}", b"Bearer one")
+    assert set(world.trusted) == {f"https://{ONE}"}
+    assert await world.asks(world.endpoint(ONE)) == (f"https://{ONE}", b"Bearer one")

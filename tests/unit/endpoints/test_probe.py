@@ -21,7 +21,7 @@ URL = "http://127.0.0.1:8001/"
 
 def asking(**more):
     """A client as the gateway makes it."""
-    transport = QuestionTransport(UpstreamSettings, ssl.create_default_context())
+    transport = QuestionTransport(UpstreamSettings, None)
     return httpx.AsyncClient(transport=transport, trust_env=False, **more)
 
 
@@ -116,7 +116,7 @@ async def test_a_header_is_never_quoted(prober, vllm):
 def test_a_connection_that_its_kernel_takes_is_taken_whatever_is_spoken_on_it(loop, scheme, connecting, asking, clock):
     """An engine that is busy makes no handshake either: its own loop does that."""
     settings = UpstreamSettings(connect_timeout=connecting)
-    transport = QuestionTransport(lambda: settings, ssl.create_default_context())
+    transport = QuestionTransport(lambda: settings, None)
 
     async def ask(port):
         async with httpx.AsyncClient(transport=transport, trust_env=False) as client:

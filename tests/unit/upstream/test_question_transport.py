@@ -15,7 +15,7 @@ CERTIFICATES = Path(__file__).parents[1] / "config" / "certificates"
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    transport = QuestionTransport(UpstreamSettings, ssl.create_default_context())
+    transport = QuestionTransport(UpstreamSettings, None)
     async with httpx.AsyncClient(transport=transport, trust_env=False, headers={"authorization": "Bearer key"}) as made:
         yield made
 
