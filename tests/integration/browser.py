@@ -123,6 +123,12 @@ class Browser:
             time.sleep(0.3)
         return min(used)
 
+    def layouts(self) -> int:
+        """How often the page was laid out."""
+        self.driver.execute_cdp_cmd("Performance.enable", {})
+        figures = self.driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+        return int(next(figure["value"] for figure in figures if figure["name"] == "LayoutCount"))
+
     def faults(self) -> list[str]:
         """What axe finds wrong here, if it is serious."""
         self.run(axe())

@@ -337,7 +337,7 @@ def test_the_page_is_small_and_soon_there(window, kvgate):
     assert min(paints) < 500, "milliseconds"
 
 
-@pytest.mark.parametrize("seconds", [30, pytest.param(300, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("seconds", [15, pytest.param(300, marks=pytest.mark.proof)])
 def test_left_open_it_keeps_nothing(window, kvgate, seconds):
     kvgate.wait_healthy(1)
     with Crowd(kvgate.url, 40, CHAT, lengths=(20, 100)):
@@ -345,7 +345,9 @@ def test_left_open_it_keeps_nothing(window, kvgate, seconds):
         window.until(lambda: len(phases(window)) == 200)
         time.sleep(10)
         before, nodes = window.heap(), window.run("return document.querySelectorAll('*').length")
+        layouts = window.layouts()
         time.sleep(seconds)
+        assert window.layouts() - layouts < 4 * seconds, "what moves between two pictures takes a core"
         assert window.heap() < before * 1.1
         assert window.run("return document.querySelectorAll('*').length") < nodes * 1.1
 
