@@ -1,4 +1,4 @@
-"""The entry point: signals are answered from here on, before the rest is imported, which takes a second."""
+"""The entry point: signals are answered from here on, before the rest is imported, which takes up to a second."""
 
 import signal
 import sys
@@ -13,10 +13,9 @@ def main() -> None:
     with Importing():
         if sys.argv[1:2] == ["serve"]:
             early.listen()
-            from gateway.serve.command import main as run  # noqa: PLC0415 - after the handler, and no other command
-        else:
-            from gateway.cli import main as run  # noqa: PLC0415
+        from gateway.cli import command_line  # noqa: PLC0415 - after the handler
 
+        run = command_line(*sys.argv[1:2])
     run()
 
 

@@ -1,10 +1,9 @@
 """`kvgate advise`: changes to settings, based on past traffic."""
 
 import json as json_format
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,9 +11,9 @@ from rich.console import Console
 from gateway.advice.history import HistoryError, recorded, running
 from gateway.advice.rules import ENOUGH, Finding, Past, advise
 from gateway.config.errors import ConfigurationError
+from gateway.runtime.failure import fail
 
 DEFAULT_URL = "http://127.0.0.1:8080"
-USAGE_ERROR = 2
 SECONDS_PER_BYTE = 4e-6
 """Time to try other settings on an event log: 19 s for 5 MB, 45,000 events (measured, one core of a server)."""
 PATIENCE = 5.0
@@ -40,9 +39,9 @@ def advise_command(
             _announce(event_log)
             pasts += recorded(event_log)
     except (HistoryError, ConfigurationError) as error:
-        _fail(str(error))
+        fail(str(error))
     if not pasts:
-        _fail("no model has been served yet: there is nothing to advise from")
+        fail("no model has been served yet: there is nothing to advise from")
     out = Console(highlight=False, markup=False, soft_wrap=True)
     if json:
         out.print(json_format.dumps({"histories": [_plain(past) for past in pasts]}, indent=2))
@@ -100,8 +99,3 @@ def _duration(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {name}"
     return f"{seconds:.0f} seconds"
-
-
-def _fail(message: str) -> NoReturn:
-    _errors().print(f"kvgate: {message}")
-    sys.exit(USAGE_ERROR)

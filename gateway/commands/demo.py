@@ -7,23 +7,27 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
+import typer
 from rich.console import Console
 
-from engine.cache import Progress
+from engine.cache import Progress, SetupError
 from engine.demo_model import SMOLLM2_ARGS, smollm2, smollm2_gguf
 from engine.events import SupervisorEvent
 from engine.interpreter import Build, build_here, engine_python
 from engine.llama.program import llama_server
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import LogSettings, Settings
 from gateway.ops.logs import configure
+from gateway.runtime.failure import fail
 from gateway.runtime.interrupts import Stop
 from gateway.serve.discovery import Discovery
 from gateway.serve.reload import Deployment
+from gateway.serve.running import way_out
 from gateway.serve.supervision_log import SupervisionLog, engine_logs
-from gateway.server.server import bind
+from gateway.server.server import PortTakenError, bind
 
 MODEL = "smollm2"
 QUESTION = "What is the capital of France? Answer in one sentence."
@@ -80,6 +84,21 @@ def settings(engine: Mapping[str, Any], host: str, port: int) -> Settings:
             "models": [{"name": MODEL, "engine": engine}],
         }
     )
+
+
+def demo_command(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port for clients.")] = 8080,
+    once: Annotated[bool, typer.Option("--once", help="Stop after the answer.")] = False,  # noqa: FBT002
+    engine: Annotated[DemoEngine, typer.Option(help="The engine that serves it.")] = DemoEngine.VLLM,
+) -> None:
+    """Run a small real chat model on a real engine behind kvgate; sets up what is missing, once."""
+    try:
+        sys.exit(demo(Console(stderr=True, highlight=False), host, port, once=once, engine=engine))
+    except PortTakenError as error:
+        fail(way_out(error))
+    except (SetupError, DemoError, ConfigurationError) as error:
+        fail(str(error))
 
 
 def demo(console: Console, host: str, port: int, *, once: bool, engine: DemoEngine = DemoEngine.VLLM) -> int:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -23,15 +23,15 @@ from engine.diagnosis.service import proxied
 from engine.diagnosis.sign import Diagnosis
 from engine.diagnosis.table import markdown
 from gateway.config.fields import usable_key
+from gateway.runtime.failure import fail
 
 FOUND = 1
 """Exit code when something is wrong."""
-COULD_NOT_LOOK = 2
 _LOG_BYTES = 64 * 2**20
 """Bytes to read from a log's end."""
 
 
-def doctor_command(  # noqa: PLR0917 - typer's arguments
+def doctor_command(
     model: Annotated[str | None, typer.Argument(help="Model folder or hub id to examine.")] = None,
     log: Annotated[Path | None, typer.Option(help="Log of a vLLM, a `kvgate serve` or a client; - for stdin.")] = None,
     url: Annotated[str | None, typer.Option(help="A vLLM or kvgate that should run.")] = None,
@@ -76,14 +76,14 @@ def _key(option: str, given: str | None) -> str | None:
     try:
         return usable_key(given) if given else None
     except ValueError as error:
-        _fail(f"{option}: {error}")
+        fail(f"{option}: {error}")
 
 
 def _log(path: Path) -> Examined:
     try:
         lines = _tail(path)
     except OSError as error:
-        _fail(f"{path} cannot be read: {error.strerror}")
+        fail(f"{path} cannot be read: {error.strerror}")
     said = (on_its_way(corroborated(found), os.environ) for found in read_log(lines))
     findings = [*said, *at_work.judge(at_work.from_log(lines))]
     return Examined((f"{len(lines):,} lines",), tuple(findings))
@@ -141,8 +141,3 @@ def _plain(part: Examined) -> dict[str, object]:
             for found in part.findings
         ],
     }
-
-
-def _fail(message: str) -> NoReturn:
-    Console(stderr=True, highlight=False).print(f"kvgate: {message}", markup=False, soft_wrap=True)
-    sys.exit(COULD_NOT_LOOK)

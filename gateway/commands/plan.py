@@ -11,17 +11,17 @@ from rich.console import Console
 from engine.plan.cards import Hardware, SizeError, UnknownCardError, find, of_driver, parse_bytes
 from engine.plan.quality import Quality
 from engine.plan.traffic import Traffic
+from gateway.runtime.failure import fail
 from gateway.serve.hardware import cards_here, hardware_here
 
 if TYPE_CHECKING:
     from engine.plan.llama.model import LlamaModel
     from engine.plan.llama.planner import Machine
 
-USAGE_ERROR = 2
 DOES_NOT_FIT = 1
 
 
-def plan_command(  # noqa: PLR0917 - the parameters of a command line
+def plan_command(
     model: Annotated[
         str | None, typer.Argument(help="Model folder or hub id, for vLLM; a GGUF file, for llama-server.")
     ] = None,
@@ -76,7 +76,7 @@ def plan_command(  # noqa: PLR0917 - the parameters of a command line
         report.show_published(out)
         return
     if model is None:
-        _fail("nothing to plan: name a MODEL, a folder or a name on the hub")
+        fail("nothing to plan: name a MODEL, a folder or a name on the hub")
     try:
         hardware = _hardware(gpu, gpus, vram, os.environ)
         seen = read_traffic(traffic, key=admin_key) if traffic is not None else None
@@ -100,11 +100,11 @@ def plan_command(  # noqa: PLR0917 - the parameters of a command line
         )
         made = plan(request)
     except CheckpointError as error:
-        _fail(f"{error.cause}\n{error.remedy}")
+        fail(f"{error.cause}\n{error.remedy}")
     except UnknownShapeError as error:
-        _fail(f"{model} cannot be planned: {error}")
+        fail(f"{model} cannot be planned: {error}")
     except (ArgumentError, RefusedError, SizeError, UnknownCardError, UnpackableError, TrafficError) as error:
-        _fail(str(error))
+        fail(str(error))
     if json:
         sys.stdout.write(report.as_json(made, request).decode() + "\n")
     else:
@@ -128,7 +128,7 @@ def _plan_gguf(
     try:
         made = plan(described, machine, wishes)
     except GivenError as error:
-        _fail(str(error))
+        fail(str(error))
     if json:
         sys.stdout.write(report.as_json(made).decode() + "\n")
     else:
@@ -136,7 +136,7 @@ def _plan_gguf(
     sys.exit(DOES_NOT_FIT if made.verdict is LlamaVerdict.NOT else 0)
 
 
-def _climb(  # noqa: PLR0917 - what a ladder stands on
+def _climb(
     models: Sequence[str],
     given: Sequence[str],
     hardware: Hardware,
@@ -159,9 +159,9 @@ def _climb(  # noqa: PLR0917 - what a ladder stands on
         checkpoints = read_named(models, given, hardware, os.environ, traffic=traffic, host_bytes=machine.host_bytes)
         made = climb(checkpoints, machine, allowed=allowed)
     except GgufError as error:
-        _fail(f"{error.cause}\n{error.remedy}")
+        fail(f"{error.cause}\n{error.remedy}")
     except (UnknownModelError, GivenError) as error:
-        _fail(str(error))
+        fail(str(error))
     if json:
         sys.stdout.write(ladder_report.as_json(made).decode() + "\n")
     else:
@@ -177,9 +177,9 @@ def _described(gguf: str) -> "LlamaModel":
     try:
         return LlamaModel.of(read_gguf(gguf))
     except GgufError as error:
-        _fail(f"{error.cause}\n{error.remedy}")
+        fail(f"{error.cause}\n{error.remedy}")
     except UnknownModelError as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 def _machine(hardware: Hardware) -> "Machine":
@@ -194,7 +194,7 @@ def _machine(hardware: Hardware) -> "Machine":
 def _hardware(gpu: str | None, count: int | None, vram: str | None, environ: Mapping[str, str]) -> Hardware:
     """The named cards, else this machine's, else its CPU."""
     if gpu is not None and vram is not None:
-        _fail("--gpu and --vram say the same thing: give one")
+        fail("--gpu and --vram say the same thing: give one")
     if gpu is not None:
         card = find(gpu)
         return Hardware(card.name, count or 1, card.total_bytes, capability=card.capability, nvlink=card.nvlink)
@@ -204,14 +204,7 @@ def _hardware(gpu: str | None, count: int | None, vram: str | None, environ: Map
     here = hardware_here(environ, count)
     if here is None:
         cards = len(cards_here(environ))
-        _fail(f"--gpus {count}: there {'is 1 card' if cards == 1 else f'are {cards} cards'} here")
+        fail(f"--gpus {count}: there {'is 1 card' if cards == 1 else f'are {cards} cards'} here")
     if here.cpu and count is not None:
-        _fail("--gpus counts cards, and there is none here: name one with --gpu or --vram")
+        fail("--gpus counts cards, and there is none here: name one with --gpu or --vram")
     return here
-
-
-def _fail(message: str) -> NoReturn:
-    console = Console(stderr=True, highlight=False)
-    for line in message.splitlines():
-        console.print(f"kvgate: {line}", markup=False, soft_wrap=True)
-    sys.exit(USAGE_ERROR)

@@ -1,14 +1,13 @@
 """`kvgate simulate`: admission's effect on a trace, without an engine."""
 
-import sys
 from math import inf
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-USAGE_ERROR = 2
+from gateway.runtime.failure import fail
 
 
 def simulate(
@@ -68,10 +67,10 @@ def simulate(
     console = Console(highlight=False)
     console.width = max(console.width, report.WIDTH)
     if rate is not None and load:
-        _fail("--rate and --load say the same thing: give one")
+        fail("--rate and --load say the same thing: give one")
     for name, value in [("--rate", rate), *(("--load", each) for each in load or [])]:
         if value is not None and value <= 0:
-            _fail(f"{name} is {value:g}: it must be more than 0")
+            fail(f"{name} is {value:g}: it must be more than 0")
     slo = Slo(ttft, gap)
     seconds = _four(step)
     try:
@@ -99,7 +98,7 @@ def simulate(
         if plot is not None:
             report.plot(rows, plot)
     except (workload.WorkloadError, report.PlotError, ValueError, OSError) as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 def _four(step: str) -> list[float]:
@@ -108,10 +107,5 @@ def _four(step: str) -> list[float]:
     except ValueError:
         seconds = []
     if len(seconds) != 4 or not all(0 <= value < inf for value in seconds) or not seconds[0]:  # noqa: PLR2004
-        _fail(f"--step is {step!r}: expected four numbers of seconds as in 0.016,0.0001,0.00012,0.00000013")
+        fail(f"--step is {step!r}: expected four numbers of seconds as in 0.016,0.0001,0.00012,0.00000013")
     return seconds
-
-
-def _fail(message: str) -> NoReturn:
-    Console(stderr=True, highlight=False).print(f"kvgate: {message}", markup=False, soft_wrap=True)
-    sys.exit(USAGE_ERROR)

@@ -13,49 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import gateway
 from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
 from gateway.config.sources import Sources, load
 from gateway.ops.logs import configure, for_people
+from gateway.runtime.failure import fail
 from gateway.serve.alone import Alone
 from gateway.serve.checks import check
 from gateway.serve.discovery import Discovery
 from gateway.serve.lifetime import alone
 from gateway.serve.processes import is_cut
-from gateway.serve.running import fail, run_process
+from gateway.serve.running import run_process
 
 if TYPE_CHECKING:
     from gateway.serve.choice import Choices
-
-
-def app(*, completion: bool = False) -> typer.Typer:
-    """The command line of kvgate, without a command.
-
-    Args:
-        completion: whether it can complete itself in a shell.
-    """
-    made = typer.Typer(
-        help="Admission control for vLLM: an OpenAI-compatible gateway that keeps its own account of the KV cache.",
-        no_args_is_help=True,
-        add_completion=completion,
-        pretty_exceptions_enable=False,
-    )
-    made.callback()(_options)
-    return made
-
-
-def _show_version(asked: bool) -> None:  # noqa: FBT001 - typer's way
-    if asked:
-        print(f"kvgate {gateway.__version__}")
-        raise typer.Exit
-
-
-def _options(
-    _version: Annotated[  # noqa: FBT002
-        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version.")
-    ] = False,
-) -> None: ...
 
 
 def serve(
@@ -154,13 +125,6 @@ def serve(
     except ConfigurationError as error:
         fail(str(error))
     sys.exit(_serve(settings, sources, choices, verbose=verbose))
-
-
-def main() -> None:
-    """Run the command line with this command alone."""
-    only = app()
-    only.command()(serve)
-    only()
 
 
 def loaded(flags: dict[str, Any], config: Path | None) -> Settings:

@@ -27,10 +27,11 @@ from gateway.config.engine import EngineSettings, as_word, host_of
 from gateway.config.errors import ConfigurationError
 from gateway.config.secrets import revealed
 from gateway.config.settings import ModelSettings, Settings
+from gateway.runtime.failure import USAGE_ERROR
 from gateway.serve.adapters import UPDATING, modules, switches
 from gateway.serve.engine_setup import fitted, seats
 from gateway.serve.owner_socket import OwnerSocket
-from gateway.serve.processes import KEY, USAGE_ERROR
+from gateway.serve.processes import KEY
 from gateway.serve.turns import with_turns
 
 _GATEWAY_EXTRA_STOP = 10.0

@@ -4,8 +4,6 @@ import os
 
 from gateway.config.settings import Settings
 
-USAGE_ERROR = 2
-"""Exit code when kvgate cannot run as configured and another try would not help."""
 KEY = "KVGATE_HASH_KEY"
 """The variable that gives fronts the key of their hashes, in hex."""
 

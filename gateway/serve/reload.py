@@ -29,6 +29,7 @@ from gateway.config.reloadable import ANSWER, FIXED, SettingsChange
 from gateway.config.settings import Settings
 from gateway.config.tls import clients_context
 from gateway.pools.launcher import EngineEnded, EngineNews
+from gateway.runtime.failure import USAGE_ERROR
 from gateway.runtime.interrupts import early, has_terminal
 from gateway.serve.checks import preflight
 from gateway.serve.discovery import Discovery
@@ -36,7 +37,7 @@ from gateway.serve.hang_restarts import Hangs
 from gateway.serve.launch import Gateway, programs, served_name, telling
 from gateway.serve.on_demand_engines import Attendant
 from gateway.serve.owner_socket import OwnerSocket, expect_free
-from gateway.serve.processes import USAGE_ERROR, is_cut, worker_count
+from gateway.serve.processes import is_cut, worker_count
 from gateway.serve.rollout import Change, fronting, knows, notice, serves
 from gateway.server.last_call import BACKLOG, last_call
 from gateway.server.server import bind_all, close_all, port_of

@@ -10,9 +10,9 @@ import uvloop
 from gateway.config.errors import ConfigurationError
 from gateway.config.settings import LogSettings, Settings
 from gateway.ops.logs import configure, for_people
+from gateway.runtime.failure import USAGE_ERROR, fail
 from gateway.serve.alone import Alone
 from gateway.serve.lifetime import run
-from gateway.serve.processes import USAGE_ERROR
 from gateway.serve.served import Served
 from gateway.server.server import PortTakenError
 
@@ -29,9 +29,9 @@ def run_process(
     try:
         code: int = uvloop.run(run(make, reloads, supervised=supervised))
     except PortTakenError as error:
-        fail(way_out(error), settings.log)
+        fail_in_log(way_out(error), settings.log)
     except (ConfigurationError, ValueError) as error:
-        fail(str(error), settings.log)
+        fail_in_log(str(error), settings.log)
     return code
 
 
@@ -47,11 +47,9 @@ def way_out(error: PortTakenError) -> str:
     return f"{error}: {who} listens there\nEnd it, or listen somewhere else with {error.option}."
 
 
-def fail(message: str, log: LogSettings | None = None) -> NoReturn:
+def fail_in_log(message: str, log: LogSettings) -> NoReturn:
     """Print the error, as a line of JSON if the log is JSON, and exit."""
-    if log is not None and not for_people(log):
-        structlog.get_logger("kvgate").error(message)
-        sys.exit(USAGE_ERROR)
-    for line in message.splitlines():
-        sys.stderr.write(f"kvgate: {line}\n")
+    if for_people(log):
+        fail(message)
+    structlog.get_logger("kvgate").error(message)
     sys.exit(USAGE_ERROR)

@@ -13,7 +13,7 @@ from gateway.serve.choice import Choices
 from gateway.serve.discovery import Discovery
 from gateway.serve.foresight import foreseen
 from gateway.serve.reload import Deployment
-from gateway.serve.running import fail, way_out
+from gateway.serve.running import fail_in_log, way_out
 from gateway.serve.supervision_log import SupervisionLog, engine_logs
 from gateway.server.server import PortTakenError
 
@@ -32,9 +32,9 @@ def supervise(settings: Settings, sources: Sources, discovery: Discovery, choice
             log.say(line)
         deployment = Deployment(discovery, sources.read, log, log.say)
     except PortTakenError as error:
-        fail(way_out(error), settings.log)
+        fail_in_log(way_out(error), settings.log)
     except (ConfigurationError, SetupError) as error:
-        fail(str(error), settings.log)
+        fail_in_log(str(error), settings.log)
     code = asyncio.run(_run(deployment, settings, choices, log))
     log.last_words()
     return code

@@ -13,7 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 import gateway
-from gateway.cli import cli
+from gateway.cli import command_line
 from gateway.config.errors import ConfigurationError
 from gateway.config.sources import load
 from gateway.ops.metrics import Metrics
@@ -148,7 +148,7 @@ def test_kubernetes_would_say_what_it_does_not_take() -> None:
 
 def test_kvgate_takes_its_settings(resources: list[dict[str, Any]], tmp_path: Path) -> None:
     _, environment = mounted(resources, tmp_path)
-    checked = CliRunner().invoke(cli, ["check-config"], env=environment)
+    checked = CliRunner().invoke(command_line(), ["check-config"], env=environment)
     assert checked.exit_code == 0, checked.output
 
 

@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 import gateway
-from gateway.cli import cli
+from gateway.cli import command_line
 from gateway.config.settings import ServerSettings
 from gateway.wire.errors import REFUSALS, reasons
 from tests.deploy.helm import CHART, MANIFEST, mounted, of_kind, program, template, validate
@@ -49,7 +49,7 @@ def test_values_come_to_what_kubernetes_and_kvgate_take(values: dict[str, Any], 
     for resource in resources:
         validate(resource)
     _, environment = mounted(resources, tmp_path)
-    checked = CliRunner().invoke(cli, ["check-config"], env=environment)
+    checked = CliRunner().invoke(command_line(), ["check-config"], env=environment)
     assert checked.exit_code == 0, checked.output
 
 

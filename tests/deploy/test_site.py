@@ -16,7 +16,7 @@ import pytest
 import yaml
 from typer.main import get_group
 
-from gateway.cli import cli
+from gateway.cli import command_line
 from gateway.config.settings import Settings
 from gateway.ops.state import CountingState, EndpointState, GatewayState, KvState
 from gateway.wire.errors import REFUSALS
@@ -129,7 +129,7 @@ def test_every_status_that_a_refusal_may_have_is_a_symptom() -> None:
 
 def test_a_symptoms_commands_exist_and_read_what_the_state_has() -> None:
     page = (DOCS / "symptoms.md").read_text()
-    commands = get_group(cli).commands
+    commands = get_group(command_line()).commands
     for line in re.findall(r"(?:^    |`)kvgate ([^`#\n]+)", page, re.MULTILINE):
         name, *words = line.split()
         options = {option for parameter in commands[name].params for option in parameter.opts}

@@ -1,15 +1,11 @@
 import re
-import socket
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 import gateway
-from gateway.admission.events import Tick
-from gateway.cli import cli
-from gateway.serve.processes import USAGE_ERROR
-from tests.unit.record.recorded import Tape
+from gateway.cli import COMMANDS, command_line
+from gateway.runtime.failure import USAGE_ERROR
 
 
 @pytest.fixture
@@ -25,7 +21,7 @@ def run(monkeypatch):
     monkeypatch.setattr("gateway.serve.command._serve", keep)
 
     def invoke(*arguments, env=None):
-        result = CliRunner().invoke(cli, arguments, env=env or {})
+        result = CliRunner().invoke(command_line(), arguments, env=env or {})
         result.served = served[-1] if served else None
         result.reloaded = reloaded[-1] if reloaded else None
         return result
@@ -130,23 +126,6 @@ def test_what_cannot_be_served_is_said_in_one_line(run, arguments, said):
     assert result.stdout == ""
 
 
-def test_settings_are_checked_and_what_differs_is_shown_without_secrets(run, tmp_path):
-    file = tmp_path / "kvgate.yaml"
-    file.write_text("auth: {admin_key: hidden}\nmodels: [{endpoints: [{url: 'http://a:1'}]}]\nlog: {level: info}\n")
-    result = run("check-config", str(file))
-    assert result.exit_code == 0
-    models = [{"endpoints": [{"url": "http://a:1/"}]}]
-    assert yaml.safe_load(result.stdout) == {"models": models, "auth": {"admin_key": "**********"}}
-    engine = "{model: m, on_demand: true, gpus: [[0]]}"
-    file.write_text(f"models: [{{name: a, engine: {engine}}}, {{name: b, engine: {engine}}}]\n")
-    first, *_ = run("check-config", str(file)).stdout.splitlines()
-    assert first == "# a, b: take turns on GPU 0, of which they would take 184% at once"
-    file.write_text("auth: {admin_key: hidden}\nmodels: [{endpoints: [{url: 'http://a:1'}]}]\n")
-    shown = yaml.safe_load(run("check-config", "--all", str(file)).stdout)
-    assert shown["admission"]["kv_high"] == 0.9
-    assert shown["auth"]["admin_key"] == "**********"
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -166,26 +145,6 @@ def test_what_would_fail_later_is_found_when_settings_are_checked(run, tmp_path,
     assert said in line
 
 
-def test_settings_without_a_model_are_no_good_and_one_is_shown(run):
-    result = run("check-config")
-    assert result.exit_code == USAGE_ERROR
-    assert (
-        "models: there is nothing to serve; write one, as [{endpoints: [{url: http://127.0.0.1:8000}]}]"
-        in result.stderr
-    )
-
-
-def test_files_of_an_endpoint_are_looked_at(run, tmp_path):
-    file = tmp_path / "kvgate.yaml"
-    file.write_text(
-        "models: [{endpoints: [{url: 'http://a:1', tls: {ca_file: /no/ca}}, {url: 'http://b', api_key_file: /no}]}]"
-    )
-    result = run("check-config", str(file))
-    first, second = result.stderr.splitlines()
-    assert first.startswith("kvgate: endpoint a:1: tls.ca_file: /no/ca is no readable CA bundle")
-    assert second.startswith("kvgate: endpoint b: /no: cannot read the key: No such file")
-
-
 def test_the_help_names_every_command(run):
     plain = re.sub(r"\x1b\[[0-9;]*m", "", run("--help").stdout)
     for command in ("serve", "demo", "check-config", "version"):
@@ -193,28 +152,7 @@ def test_the_help_names_every_command(run):
     assert "stdin" not in plain, "what only the supervisor starts is hidden"
 
 
-def test_a_reload_takes_settings_for_now_and_a_replay_only_those_of_admission(run, monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setattr("gateway.cli.ask", lambda request, port, say: asked.append(request) or 0)
-    assert run("reload", "--set", "admission.mode=observe", "--set", "server.max_body_bytes=5").exit_code == 0
-    assert asked[0].changes == {"admission": {"mode": "observe"}, "server": {"max_body_bytes": 5}}
-    for wrong in ("mode=observe", "admission.mode", "admission.=1"):
-        result = run("reload", "--set", wrong)
-        assert (result.exit_code, "expected SECTION.SETTING=VALUE" in result.output) == (USAGE_ERROR, True)
-    result = run("replay", str(tmp_path / "f"), "--set", "server.port=1")
-    assert (result.exit_code, "expected admission.SETTING=VALUE" in result.output) == (USAGE_ERROR, True)
-
-
-def test_a_replay_is_shown_on_a_loopback_address_alone(run, tmp_path):
-    result = run("replay", str(tmp_path / "f"), "--page", "--host", "0.0.0.0")
-    assert result.exit_code == USAGE_ERROR
-    assert "the page asks for no key" in result.output
-
-
-def test_a_port_that_is_taken_is_named(run, tmp_path):
-    file = Tape().tell(0, Tick()).write(tmp_path / "f")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        result = run("replay", str(file), "--page", "--port", str(port))
-    assert result.exit_code == USAGE_ERROR
-    assert f"127.0.0.1:{port} cannot be listened on: Address already in use" in result.output
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_can_be_the_only_one(command):
+    shown = CliRunner().invoke(command_line(command), [command, "--help"])
+    assert (shown.exit_code, f" {command} " in shown.stdout) == (0, True)

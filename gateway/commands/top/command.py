@@ -1,19 +1,19 @@
 """The command line of `kvgate top`."""
 
 import asyncio
-import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+
+from gateway.runtime.failure import fail
 
 if TYPE_CHECKING:
     from gateway.commands.top.following import Kvgate
 
 DEFAULT_URL = "http://127.0.0.1:8080"
-USAGE_ERROR = 2
 _PIPED_WIDTH = 160
 """Characters of a line for another program."""
 
@@ -37,15 +37,15 @@ def top_command(
             asyncio.run(_once(kvgate))
             return
         if find_spec("textual") is None:
-            _fail("the live view needs textual: pip install 'kvgate[top]'. `kvgate top --once` does without.")
+            fail("the live view needs textual: pip install 'kvgate[top]'. `kvgate top --once` does without.")
         from gateway.commands.top.screen import Top  # noqa: PLC0415 - an extra
 
         if refused := Top(kvgate).run():
-            _fail(refused)
+            fail(refused)
     except OSError as error:
-        _fail(f"{admin_key_file} cannot be read: {error.strerror}")
+        fail(f"{admin_key_file} cannot be read: {error.strerror}")
     except RefusedError as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 async def _once(kvgate: "Kvgate") -> None:
@@ -57,8 +57,3 @@ async def _once(kvgate: "Kvgate") -> None:
     if not out.is_terminal:
         out = Console(highlight=False, markup=False, width=_PIPED_WIDTH)
     show(picture, out)
-
-
-def _fail(message: str) -> NoReturn:
-    Console(stderr=True, highlight=False).print(f"kvgate: {message}", markup=False, soft_wrap=True)
-    sys.exit(USAGE_ERROR)

@@ -7,7 +7,7 @@ import gateway.commands.advise
 from engine.plan.traffic import Distribution, Range, Traffic
 from gateway.advice.history import HistoryError
 from gateway.advice.rules import ENOUGH, EndpointPast, Past
-from gateway.cli import cli
+from gateway.cli import command_line
 
 LENGTHS = Distribution(Range(65, 96), Range(129, 192), Range(193, 256))
 SMALL = Past("m", Traffic("http://kvgate/metrics", ENOUGH - 1, span=7200, total_tokens=LENGTHS))
@@ -23,7 +23,7 @@ def advise(monkeypatch):
         asked = []
         monkeypatch.setattr(gateway.commands.advise, "running", lambda *of: asked.append(of) or past)
         monkeypatch.setattr(gateway.commands.advise, "recorded", lambda *of: asked.append(of) or past)
-        return CliRunner().invoke(cli, ["advise", *options]), asked
+        return CliRunner().invoke(command_line(), ["advise", *options]), asked
 
     return run
 
@@ -82,6 +82,6 @@ def test_no_history_is_an_error_that_says_why(advise, monkeypatch):
         raise HistoryError("http://k/kvgate/state: cannot be reached: [Errno 111] Connection refused")
 
     monkeypatch.setattr(gateway.commands.advise, "running", unreachable)
-    result = CliRunner().invoke(cli, ["advise"])
+    result = CliRunner().invoke(command_line(), ["advise"])
     assert result.exit_code == 2
     assert result.stderr == "kvgate: http://k/kvgate/state: cannot be reached: [Errno 111] Connection refused\n"

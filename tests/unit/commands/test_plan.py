@@ -7,8 +7,9 @@ from typer.testing import CliRunner
 
 from engine.gpu import Gpu, Holder
 from engine.plan.hub import CheckpointError
-from gateway.cli import cli
-from gateway.commands.plan import DOES_NOT_FIT, USAGE_ERROR
+from gateway.cli import command_line
+from gateway.commands.plan import DOES_NOT_FIT
+from gateway.runtime.failure import USAGE_ERROR
 from tests.unit.engine.plan.models import LLAMA_3_70B, LLAMA_8B
 from tests.unit.engine.plan.written import LLAMA, tensors, written
 
@@ -35,7 +36,7 @@ def cards(monkeypatch):
 
 
 def run(*arguments):
-    return CliRunner().invoke(cli, ["plan", *map(str, arguments)])
+    return CliRunner().invoke(command_line(), ["plan", *map(str, arguments)])
 
 
 def planned(*arguments):
@@ -142,7 +143,8 @@ def test_published_starts_are_printed():
 
 
 def test_other_commands_do_not_load_it():
-    code = "import sys, gateway.cli; sys.exit('engine.plan.planner' in sys.modules)"
+    code = "import sys; from gateway.cli import command_line; command_line()"
+    code += "; sys.exit('engine.plan.planner' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

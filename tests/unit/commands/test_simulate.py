@@ -5,7 +5,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli import cli
+from gateway.cli import command_line
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def trace(tmp_path):
 
 
 def run(*arguments):
-    return CliRunner().invoke(cli, ["simulate", *map(str, arguments)])
+    return CliRunner().invoke(command_line(), ["simulate", *map(str, arguments)])
 
 
 def test_a_trace_is_compared_at_each_load(trace, tmp_path):
@@ -87,14 +87,13 @@ def test_a_missing_trace_is_told(tmp_path):
 
 
 def test_other_commands_do_not_load_it():
-    code = (
-        "import sys, gateway.cli; sys.exit('gateway.simulation.engine' in sys.modules or 'matplotlib' in sys.modules)"
-    )
+    code = "import sys; from gateway.cli import command_line; command_line()"
+    code += "; sys.exit('gateway.simulation.engine' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_step_is_given_as_the_help_shows_it(trace):
-    shown = CliRunner().invoke(cli, ["simulate", "--help"], env={"COLUMNS": "200"}).output
+    shown = CliRunner().invoke(command_line(), ["simulate", "--help"], env={"COLUMNS": "200"}).output
     assert "0.016,0.0001,0.00012,0.00000013" in shown
     result = run("--trace", trace, "--kv-tokens", 4000, "--step", "0.016,0.0001,0.00012,0.00000013")
     assert result.exit_code == 0, result.output

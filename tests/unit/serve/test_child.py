@@ -19,6 +19,10 @@ ROLES = {
         "import gateway.serve.lifetime, gateway.app.owner_process",
         ALWAYS_LATER | {"fastapi.applications", "gateway.app.application", "tokenizers"},
     ),
+    "a reload": (
+        "from gateway.cli import command_line; command_line('reload')",
+        {"gateway.config", "httpx", "pydantic"},
+    ),
     "one that counts": ("import gateway.__main__, gateway.serve.child", {"gateway.config", "httpx", "pydantic"}),
 }
 

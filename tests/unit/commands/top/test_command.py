@@ -4,7 +4,7 @@ import importlib.util
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli import cli
+from gateway.cli import command_line
 from gateway.commands.top import following, screen
 from gateway.commands.top.following import RefusedError
 from tests.unit.ops.pictures.pictures import endpoint, picture
@@ -33,7 +33,7 @@ def top(monkeypatch):
 
     def run(*options, **environ):
         none = {"KVGATE_AUTH__ADMIN_KEY": None, "KVGATE_AUTH__ADMIN_KEY_FILE": None}
-        return CliRunner().invoke(cli, ["top", *options], env=none | environ), asked, opened
+        return CliRunner().invoke(command_line(), ["top", *options], env=none | environ), asked, opened
 
     return run
 
