@@ -58,8 +58,8 @@ REMINDER = 60.0
 _FAILING = frozenset({State.STARTING, State.DOWN})
 """States out of which another engine may come than was there before."""
 
-_ABSENT = _FAILING | {State.ASLEEP, State.STOPPED}
-"""States in which nobody is asked to load adapters, unless probes are answered by now."""
+_ABSENT = frozenset({State.STARTING, State.ASLEEP, State.STOPPED})
+"""States in which nobody is asked to load adapters, unless probes are answered by now. Nor is one that is lost."""
 
 SPARING = 20
 """Multiple of the time that it last took to ask an engine for adapters until it is asked again for what has failed: a
@@ -438,7 +438,8 @@ class EndpointMonitor:
     @property
     def _unasked(self) -> str | None:
         """Why its engine is not asked to load adapters now; None if it is."""
-        asked = self.adapters.asked is not None or self._health.state not in _ABSENT
+        absent = self._health.state in _ABSENT or self._health.lost
+        asked = self.adapters.asked is not None or not absent
         return None if asked else f"not yet, {self._health.state.value}: {self._health.reason}"
 
     async def _asleep(self) -> bool | None:

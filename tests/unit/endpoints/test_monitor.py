@@ -1275,6 +1275,11 @@ async def test_an_adapter_for_an_engine_that_cannot_be_asked_is_said_to_wait_for
     vllm.listening = True
     await monitor.probe()
     assert monitor.status.adapters == {"sql": "loaded"}
+    monitor.drain()
+    vllm.listening = False
+    await monitor.probe()
+    monitor.give("other", "/other")
+    assert monitor.status.adapters["other"] == "not yet, draining: drained by the operator"
 
 
 async def test_an_engine_that_loads_an_adapter_does_not_hang_until_that_has_failed(up, told, vllm, clock):
