@@ -69,11 +69,11 @@ class Adapters:
 
     @property
     def loading(self) -> bool:
-        """Whether the engine works on one that has not failed. vLLM generates nothing meanwhile.
+        """Whether the engine works on one. vLLM generates nothing meanwhile.
 
         One that did not answer for another gets no more time: it may hang.
         """
-        return self.asked is not None and self.asked not in self._failed and self._answers
+        return self.asked is not None and self._answers
 
     def govern(self, configured: Mapping[str, str]) -> None:
         """Go by other settings."""
@@ -116,14 +116,15 @@ class Adapters:
             if path and path != wanted.get(name, path) and not self._is_stale(name, path, wanted[name])
         }
 
-    async def settle(self, loaded: Loaded, ask: Ask) -> bool:
+    async def settle(self, loaded: Loaded, ask: Ask, *, again: bool = True) -> bool:
         """Load what the engine lacks, and unload what it need not have; returns whether that changed anything.
 
+        `again`: ask also for what has failed before.
         An adapter whose successor cannot be loaded is loaded again: it served, and the mistake is the successor's.
         """
         changed = False
         unloaded: dict[str, str] = {}
-        for route, body in self.pending(loaded):
+        for route, body in self.due(loaded, again=again):
             name, done = body["lora_name"], await self._asked(ask, route, body)
             changed |= done
             if route == _UNLOAD and done and (path := loaded[name]) is not None:
@@ -144,9 +145,9 @@ class Adapters:
                 asked.append((_LOAD, _body(name, wanted[name])))
         return asked
 
-    def vain(self, loaded: Loaded) -> bool:
-        """Whether all that the engine is to be asked has failed before."""
-        return all(body["lora_name"] in self._failed for _, body in self.pending(loaded))
+    def due(self, loaded: Loaded, *, again: bool) -> list[tuple[str, dict[str, str]]]:
+        """What of this is asked now: all, or, if not `again`, what has not failed before."""
+        return [ask for ask in self.pending(loaded) if again or ask[1]["lora_name"] not in self._failed]
 
     def _is_stale(self, name: str, path: str | None, wanted: str | None) -> bool:
         """Whether an adapter that is loaded from this path is to go, for good or for one from another path."""

@@ -519,27 +519,34 @@ class EndpointMonitor:
 
         Not for an engine that sleeps, or is about to: vLLM would write to memory that it gave back, and die.
         """
-        if self._settling is not None or not self.adapters.pending(self._loras):
+        again = self._asks_again()
+        if self._settling is not None or not self.adapters.due(self._loras, again=again):
             return False
         if not self._health.serving:
-            return await self._settled()
-        if not self.adapters.vain(self._loras) or self._clock() >= self._spared_until:
-            self._settling = asyncio.create_task(self._settle())
+            return await self._settled(again=again)
+        self._settling = asyncio.create_task(self._settle(again=again))
         return False
 
-    async def _settle(self) -> None:
+    def _asks_again(self) -> bool:
+        """Whether its engine is asked once more for adapters that have failed: not if it may hang, or lately."""
+        if self._health.state in _FAILING:
+            return True
+        still = self._progress.in_flight > 0 and not self.moves
+        return not still and self._clock() >= self._spared_until
+
+    async def _settle(self, *, again: bool) -> None:
         """Load and unload adapters, and look again where that has changed them."""
         try:
-            if await self._settled():
+            if await self._settled(again=again):
                 self._identified_at = float("-inf")
                 self._hurry.set()
         finally:
             self._settling = None
 
-    async def _settled(self) -> bool:
+    async def _settled(self, *, again: bool) -> bool:
         began = self._clock()
-        changed = await self.adapters.settle(self._loras, self._post)
-        self._spared_until = (now := self._clock()) + SPARING * (now - began)
+        changed = await self.adapters.settle(self._loras, self._post, again=again)
+        self._spared_until = max(self._spared_until, (now := self._clock()) + SPARING * (now - began))
         return changed
 
     async def _post(self, path: str, body: bytes) -> Reply | NoReply:

@@ -1318,10 +1318,35 @@ async def test_an_adapter_that_cannot_be_loaded_takes_an_engine_little_of_its_ti
     assert asked == ["lost"] * 2
     monitor.give("other", "/other")
     await pass_time(monitor, clock, 2)
-    assert asked[2:] == ["lost", "other"], "what is new is asked for at once"
+    assert asked[2:] == ["other"], "what is new is asked for at once, and alone"
     monitor.govern(EndpointSettings(url=URL), HealthSettings(), client, {"lost": "owner/found"})
     await pass_time(monitor, clock, 2)
-    assert asked[4:] == ["lost", "other"]
+    assert asked[3:] == ["lost"]
+    monitor.drain()
+    await pass_time(monitor, clock, 199)
+    assert asked[4:] == [], "neither while it ends what it has"
+
+
+async def test_an_engine_asked_again_for_an_adapter_does_not_hang_meanwhile_unless_it_did_before(
+    make, told, vllm, clock
+):
+    vllm.answers["/v1/load_lora_adapter"] = 500
+    monitor = make(adapters={"lost": "owner/lost"})
+    await monitor.probe()
+    told.take()
+    vllm.answers_yet |= set(vllm.asked) - {"/v1/load_lora_adapter"}
+    vllm.silent.clear()
+    for request in (A, B):
+        monitor.dispatched(request, 100)
+    monitor._identified_at = float("-inf")
+    await pass_time(monitor, clock, 1)
+    assert monitor._settling is None, "it may hang"
+    monitor.progressed([A, B])
+    monitor._identified_at = float("-inf")
+    await pass_time(monitor, clock, 59)
+    assert (told.take(), told.expired) == ([], [])
+    assert monitor._settling is not None
+    vllm.silent.set()
 
 
 async def test_an_engine_that_did_not_answer_for_an_adapter_gets_no_minute_for_each_other(up, told, vllm, clock):
