@@ -21,10 +21,16 @@ NO_ROUTE = (
     "the engine has no route for it: start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, or name "
     "the adapter in its --lora-modules"
 )
+IN_USE = (
+    "not yet, in use: a vLLM that has more adapters than --max-loras may die of two of one name; give the new one "
+    "another name, or wait until no request for the old one runs"
+)
 _LOAD, _UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 _log = structlog.get_logger("kvgate.endpoints")
 
 Ask = Callable[[str, bytes], Awaitable[Reply | NoReply]]
+InUse = Callable[[str], Awaitable[bool]]
+"""Whether an engine has requests for an adapter of this name beside which it could not have another one."""
 Loaded = Mapping[str, str | None]
 """What an engine has, by its `/v1/models`: the path of each adapter, if it tells."""
 
@@ -116,7 +122,7 @@ class Adapters:
             if path and path != wanted.get(name, path) and not self._is_stale(name, path, wanted[name])
         }
 
-    async def settle(self, loaded: Loaded, ask: Ask, *, again: bool = True) -> bool:
+    async def settle(self, loaded: Loaded, ask: Ask, *, in_use: InUse, again: bool = True) -> bool:
         """Load what the engine lacks, and unload what it need not have; returns whether that changed anything.
 
         `again`: ask also for what has failed before.
@@ -124,8 +130,14 @@ class Adapters:
         """
         changed = False
         unloaded: dict[str, str] = {}
+        put_off: set[str] = set()
         for route, body in self.due(loaded, again=again):
-            name, done = body["lora_name"], await self._asked(ask, route, body)
+            name = body["lora_name"]
+            if name in put_off or (name in self.wanted and await in_use(name)):
+                put_off.add(name)
+                self._note_failure(route, name, IN_USE)
+                continue
+            done = await self._asked(ask, route, body)
             changed |= done
             if route == _UNLOAD and done and (path := loaded[name]) is not None:
                 unloaded[name] = path
@@ -176,12 +188,14 @@ class Adapters:
             self._failed.pop(name, None)
             _log.info("adapter loaded" if path == _LOAD else "adapter unloaded", endpoint=self._endpoint, adapter=name)
             return True
-        reason = _reason(reply)
+        self._note_failure(path, name, _reason(reply))
+        return False
+
+    def _note_failure(self, path: str, name: str, reason: str) -> None:
         if self._failed.get(name) != reason:
             self._failed[name] = reason
             said = "adapter not loaded" if path == _LOAD else "adapter not unloaded"
             _log.warning(said, endpoint=self._endpoint, adapter=name, reason=reason)
-        return False
 
 
 def _body(name: str, path: str) -> dict[str, str]:

@@ -68,6 +68,7 @@ def lines_of(prefix: str, names: Iterable[str]) -> re.Pattern[bytes]:
 
 
 _LINE = lines_of("vllm:", _NAMES)
+_LORA_LINE = lines_of("vllm:", ["lora_requests_info"])
 _QUOTED = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _SAMPLE = re.compile(rb"(?:\{((?:[^\"}]++|" + _QUOTED + rb")*+)\})?[ \t]++([^\s]{1,64})(?!\S)")
 _LABEL = re.compile(rb'(?<![A-Za-z0-9_])([A-Za-z_][A-Za-z0-9_]*+)[ \t]*+=[ \t]*+"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
@@ -144,6 +145,18 @@ def parse(text: bytes) -> EngineMetrics:
         ranks=max(len(ranks), 1),
         missing=tuple(name for name in EXPECTED if name.removeprefix("vllm:") not in {*found, *renamed}),
     )
+
+
+def used_loras(text: bytes) -> tuple[int, frozenset[str]]:
+    """How many adapters run at once (`--max-loras`), and for which there are requests; 0 where the engine tells none.
+
+    It leaves a line for each set of adapters that there was; the value is when.
+    """
+    lines = ((value, labels) for _, labels, value in samples(text, _LORA_LINE))
+    _, newest = max(lines, key=lambda line: line[0], default=(0.0, {}))
+    used = (newest.get(f"{what}_lora_adapters", "").split(",") for what in ("running", "waiting"))
+    most = newest.get("max_lora", "")
+    return int(most) if most.isdecimal() else 0, frozenset(name for names in used for name in names if name)
 
 
 def samples(text: bytes, lines: re.Pattern[bytes]) -> Iterator[tuple[str, dict[str, str], float]]:

@@ -15,7 +15,7 @@ from gateway.admission.events import Capacity, EndpointId, Observed, RequestId
 from gateway.config.endpoint import EndpointSettings, asked_at
 from gateway.config.settings import HealthSettings
 from gateway.endpoints.adapters import Adapters
-from gateway.endpoints.exposition import EngineMetrics
+from gateway.endpoints.exposition import EngineMetrics, used_loras
 from gateway.endpoints.health import (
     KEEPS,
     TAKEN_OUT,
@@ -545,9 +545,19 @@ class EndpointMonitor:
 
     async def _settled(self, *, again: bool) -> bool:
         began = self._clock()
-        changed = await self.adapters.settle(self._loras, self._post, again=again)
+        changed = await self.adapters.settle(self._loras, self._post, in_use=self._uses, again=again)
         self._spared_until = max(self._spared_until, (now := self._clock()) + SPARING * (now - began))
         return changed
+
+    async def _uses(self, adapter: str) -> bool:
+        """Whether it has requests for an adapter of this name, and might die of those for another one of that name.
+
+        Of two such adapters in a batch a vLLM 0.32 makes one ready. It dies unless the other still is (seen): ready are
+        as many as `--max-loras`, the last that were used. If that is one, a batch has one.
+        """
+        reply = await self._prober.get("/metrics")
+        most, used = used_loras(reply.body) if isinstance(reply, Reply) and reply.ok else (0, frozenset())
+        return adapter in used and 1 < most <= len(self._loras.keys() | {adapter})
 
     async def _post(self, path: str, body: bytes) -> Reply | NoReply:
         """Ask for an adapter. What was silent while it was loaded is no sign of a hang."""

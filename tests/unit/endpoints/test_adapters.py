@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from gateway.endpoints.adapters import LOADED, LOADING, NO_ROUTE, UNLOADING, Adapters
+from gateway.endpoints.adapters import IN_USE, LOADED, LOADING, NO_ROUTE, UNLOADING, Adapters
 from gateway.endpoints.replies import NoReply, Reply
 
 
@@ -13,6 +13,7 @@ class Engine:
         self.loaded = loaded
         self.asked = []
         self.replies = []
+        self.used = set()
 
     async def ask(self, path, body):
         asked = json.loads(body)
@@ -27,8 +28,11 @@ class Engine:
             self.loaded[name] = asked["lora_path"]
         return Reply(200, b"", 0.0)
 
+    async def uses(self, name):
+        return name in self.used
+
     async def settle(self, adapters):
-        return await adapters.settle(dict(self.loaded), self.ask)
+        return await adapters.settle(dict(self.loaded), self.ask, in_use=self.uses)
 
 
 async def test_what_it_lacks_is_loaded_and_what_others_loaded_stays():
@@ -161,7 +165,25 @@ async def test_what_is_asked_for_while_one_is_refused_is_loaded_next():
             adapters.give("a", "/better")
         return reply
 
-    await adapters.settle(dict(engine.loaded), ask)
+    await adapters.settle(dict(engine.loaded), ask, in_use=engine.uses)
     assert adapters.states(engine.loaded) == {"a": LOADING}
     await engine.settle(adapters)
     assert engine.loaded == {"a": "/better"}
+
+
+async def test_one_whose_requests_run_is_replaced_once_they_have_ended():
+    engine, adapters = Engine(), Adapters("e", {"a": "/a"})
+    await engine.settle(adapters)
+    adapters.give("a", "/better")
+    engine.used = {"a"}
+    assert not await engine.settle(adapters)
+    assert (engine.loaded, adapters.states(engine.loaded)) == ({"a": "/a"}, {"a": IN_USE})
+    del engine.loaded["a"]  # by hand
+    assert not await engine.settle(adapters)
+    engine.used.clear()
+    assert await engine.settle(adapters)
+    assert (engine.loaded, adapters.states(engine.loaded)) == ({"a": "/better"}, {"a": LOADED})
+    engine.used = {"a"}
+    adapters.give("a", None)
+    assert await engine.settle(adapters), "no other comes in its place"
+    assert engine.loaded == {}

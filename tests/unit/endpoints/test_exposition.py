@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.endpoints.exposition import EXPECTED, EngineMetrics, parse
+from gateway.endpoints.exposition import EXPECTED, EngineMetrics, parse, used_loras
 
 CAPTURED = Path(__file__).parent / "expositions"
 EVERY = sorted(CAPTURED.glob("*.prom"))
@@ -171,3 +171,12 @@ def test_a_count_that_cannot_be_is_no_value(value):
         )
     )
     assert (metrics.running, metrics.waiting, metrics.generation_tokens, metrics.kv_usage) == (None,) * 4
+
+
+def test_the_newest_line_of_adapters_counts():
+    text = b"""
+vllm:lora_requests_info{max_lora="2",running_lora_adapters="",waiting_lora_adapters=""} 1.7957284e+09
+vllm:lora_requests_info{max_lora="2",running_lora_adapters="x,sql",waiting_lora_adapters="y"} 1.7957285e+09
+"""
+    assert used_loras(text) == (2, {"x", "sql", "y"})
+    assert used_loras(b"") == used_loras(b"\nvllm:lora_requests_info 1") == (0, frozenset())

@@ -14,6 +14,7 @@ from gateway.admission.events import Capacity, EndpointId, Observed, RequestId
 from gateway.config.endpoint import EndpointSettings
 from gateway.config.settings import HealthSettings
 from gateway.endpoints import monitor as monitoring
+from gateway.endpoints.adapters import IN_USE
 from gateway.endpoints.health import REST, SERVING, State
 from gateway.endpoints.monitor import IDENTITY_INTERVAL, EndpointMonitor
 from gateway.endpoints.replies import Reply
@@ -1347,6 +1348,25 @@ async def test_an_engine_asked_again_for_an_adapter_does_not_hang_meanwhile_unle
     assert (told.take(), told.expired) == ([], [])
     assert monitor._settling is not None
     vllm.silent.set()
+
+
+@pytest.mark.parametrize(("most", "replaced"), [(1, True), (2, False), (3, True)])
+async def test_an_adapter_whose_requests_run_is_replaced_only_where_its_engine_survives_that(
+    make, vllm, most, replaced
+):
+    """A vLLM 0.32 dies of two adapters of one name in a batch if only one is ready, and `--max-loras` are at a time."""
+    vllm.answers |= {"/v1/load_lora_adapter": b"", "/v1/unload_lora_adapter": b""}
+    vllm.loras = ("sql", "other")
+    monitor = make()
+    await monitor.probe()
+    for at, used in ((1, ""), (3, "other,sql"), (2, "")):
+        labels = f'max_lora="{most}",running_lora_adapters="{used}",waiting_lora_adapters=""'
+        vllm.metrics += f"vllm:lora_requests_info{{{labels}}} {at}\n".encode()
+    monitor.give("sql", "/better")
+    await monitor.probe()
+    await monitor._settling
+    assert (len(vllm.bodies) == 2) is replaced
+    assert (monitor.status.adapters["sql"] == IN_USE) is not replaced
 
 
 async def test_an_engine_that_did_not_answer_for_an_adapter_gets_no_minute_for_each_other(up, told, vllm, clock):
