@@ -22,8 +22,8 @@ NO_ROUTE = (
     "the adapter in its --lora-modules"
 )
 IN_USE = (
-    "not yet, in use: a vLLM that has more adapters than --max-loras may die of two of one name; give the new one "
-    "another name, or wait until no request for the old one runs"
+    "not yet, requests for the old one run: a vLLM with as many adapters as --max-loras may die of two of one name; "
+    "wait for their end, or give the new one another name"
 )
 _LOAD, _UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 _log = structlog.get_logger("kvgate.endpoints")
