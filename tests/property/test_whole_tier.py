@@ -801,7 +801,7 @@ class Forgetful(WholeTier):
 
 
 SOME = settings(
-    max_examples=60,
+    max_examples=40,
     stateful_step_count=40,
     deadline=None,
     report_multiple_bugs=False,

@@ -1216,7 +1216,7 @@ async def test_an_engine_too_busy_to_tell_its_adapters_is_not_asked_to_load_them
 async def test_an_adapter_that_is_given_while_its_identity_is_read_does_not_wait_for_the_next_reading(make, told, vllm):
     vllm.answers["/v1/load_lora_adapter"] = b""
     monitor = make(adapters={"first": "/first"})
-    vllm.answers_yet |= {"/health", "/metrics", "/v1/models", "/is_sleeping", "/version"}
+    vllm.answers_yet |= {"/health", "/metrics", "/v1/models", "/is_sleeping", "/version", "/info", "/"}
     vllm.silent.clear()
     probing = asyncio.create_task(monitor.probe())
     await until(lambda: "/v1/load_lora_adapter" in vllm.asked)
@@ -1249,7 +1249,7 @@ async def test_no_adapter_is_loaded_into_an_engine_that_sleeps_or_is_about_to(ma
 
 async def test_an_engine_that_is_to_sleep_gets_the_adapters_that_it_lacks_when_it_is_back(up, vllm):
     vllm.answers["/v1/load_lora_adapter"] = b""
-    vllm.answers_yet |= {"/health", "/metrics", "/v1/models", "/is_sleeping", "/version"}
+    vllm.answers_yet |= {"/health", "/metrics", "/v1/models", "/is_sleeping", "/version", "/info", "/"}
     vllm.silent.clear()
     for name in ("first", "second"):
         up.give(name, f"/{name}")
