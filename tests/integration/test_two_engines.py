@@ -65,12 +65,13 @@ class Stream:
 
 
 @pytest.fixture(scope="module")
-def kvgate(random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kvgate]:
+def kvgate(quick_python: Path, random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kvgate]:
     """Both engines, healthy, with an adapter."""
     folder = tmp_path_factory.mktemp("two")
     config = folder / "kvgate.yaml"
     engine = {
         "model": str(random_model),
+        "python": str(quick_python),
         "replicas": 2,
         "args": ["--max-model-len=2048", "--block-size=32", "--num-gpu-blocks-override=256", "--enforce-eager"],
         "env": {"VLLM_CPU_KVCACHE_SPACE": "1"},
@@ -147,7 +148,7 @@ async def test_kill_9_of_one_engine_costs_only_the_streams_that_had_started_on_i
 
 
 def _serving(engine: str) -> int:
-    """The process whose command line asks for this engine's port: vLLM's API server, not its guard."""
+    """The process whose command line asks for this engine's port, not its guard."""
     port = str(urlsplit(engine).port).encode()
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
