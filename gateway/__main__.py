@@ -3,15 +3,16 @@
 import signal
 import sys
 
-from gateway.runtime.importing import Importing
+from gateway.runtime.importing import COLOURS, Importing
 from gateway.runtime.interrupts import early, end_at_once
 
 
 def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGINT, end_at_once)
-    with Importing():
-        if sys.argv[1:2] == ["serve"]:
+    serves = sys.argv[1:2] == ["serve"]
+    with Importing(without=COLOURS if serves else ()):
+        if serves:
             early.listen()
         from gateway.cli import command_line  # noqa: PLC0415 - after the handler
 

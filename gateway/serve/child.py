@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gateway.runtime.importing import Importing
+from gateway.runtime.importing import COLOURS, Importing
 
 
 def main() -> None:
     """Entry point."""
     # In here: a process that counts imports this module again, and needs none of them.
-    with Importing():
+    with Importing(without=COLOURS):
         from gateway.config.engine import from_words  # noqa: PLC0415
         from gateway.config.settings import Settings  # noqa: PLC0415
         from gateway.serve.lifetime import alone, front, owner_process  # noqa: PLC0415

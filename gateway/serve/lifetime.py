@@ -25,6 +25,7 @@ from gateway.config.errors import ConfigurationError
 from gateway.config.reloadable import ANSWER
 from gateway.config.settings import Settings
 from gateway.runtime.descriptors import raise_limit
+from gateway.runtime.importing import COLOURS, Importing
 from gateway.runtime.interrupts import Stop, early
 from gateway.serve.alone import Alone
 from gateway.serve.processes import KEY
@@ -94,7 +95,8 @@ async def run(
         ConfigurationError, PortTakenError: as in `Application`.
     """
     raise_limit()
-    application = make()
+    with Importing(without=COLOURS):
+        application = make()
 
     def tell() -> None:
         if supervised and not application.active:

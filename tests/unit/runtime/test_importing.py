@@ -15,11 +15,19 @@ def test_garbage_is_looked_for_again_whatever_comes_of_the_imports() -> None:
     assert gc.isenabled()
 
 
+def test_packages_can_be_as_if_not_installed_until_it_is_left() -> None:
+    with Importing(without=["wave", "sys"]):
+        with pytest.raises(ModuleNotFoundError):
+            import_module("wave")
+        assert import_module("sys") is sys, "what is there already stays"
+    assert import_module("wave").__name__ == "wave"
+
+
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [
         ("gateway.__main__", ["--version"]),
-        ("gateway.__main__", ["serve", "--help"]),
+        ("gateway.__main__", ["serve"]),
         ("gateway.serve.child", ["--help"]),
     ],
 )

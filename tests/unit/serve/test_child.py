@@ -8,15 +8,16 @@ import pytest
 
 ALWAYS_LATER = {
     "dns", "engine.diagnosis", "engine.plan", "engine.supervisor", "gateway.advice", "gateway.commands",
-    "gateway.serve.reload", "gateway.simulation", "huggingface_hub", "numpy", "pydantic_settings", "redis", "torch",
-    "transformers", "yaml",
+    "gateway.serve.reload", "gateway.simulation", "huggingface_hub", "numpy", "pydantic_settings", "pygments", "redis",
+    "rich", "torch", "transformers", "yaml",
 }  # fmt: skip
 """Packages and modules that no gateway needs before something rare happens."""
+WHOLE = "from gateway.runtime.importing import COLOURS, Importing\n    with Importing(COLOURS): import gateway.serve."
 ROLES = {
-    "the command line": ("import gateway.serve.command", ALWAYS_LATER),
-    "a gateway": ("import gateway.serve.command, gateway.app.application", ALWAYS_LATER),
+    "the command line": (f"{WHOLE}command", ALWAYS_LATER),
+    "a gateway": (f"{WHOLE}command, gateway.app.application", ALWAYS_LATER),
     "an owner": (
-        "import gateway.serve.lifetime, gateway.app.owner_process",
+        f"{WHOLE}lifetime, gateway.app.owner_process",
         ALWAYS_LATER | {"fastapi.applications", "gateway.app.application", "tokenizers"},
     ),
     "a reload": (
