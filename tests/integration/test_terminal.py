@@ -93,10 +93,11 @@ def streaming(port, tokens=4000):
 @pytest.mark.parametrize(
     ("command", "library"),
     [
-        # `serve` has an import of its own, and all others have one, before they look what they are to do.
-        *itertools.product(["serve m", "plan m"], ["_socket", "uvloop", "pydantic_core", "httptools"]),
+        # Each has imports of its own, and these libraries among them.
+        *itertools.product(["serve m"], ["_socket", "uvloop", "pydantic_core", "httptools"]),
+        *itertools.product(["plan m", "simulate --trace t"], ["_heapq", "_random"]),
+        *itertools.product(["demo", "doctor", "advise"], ["_socket", "pydantic_core"]),
         ("serve --endpoint http://127.0.0.1:9", "httptools"),
-        *itertools.product(["demo", "doctor", "simulate --trace t"], ["uvloop"]),
     ],
 )
 def test_ctrl_c_while_it_is_being_imported_leaves_no_traceback(command, library, tmp_path):
