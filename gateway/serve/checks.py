@@ -6,12 +6,16 @@ from hashlib import sha256
 
 from gateway.app.chat_templates import chat_template, template_of
 from gateway.config.auth import AuthSettings
+from gateway.config.endpoint import TlsSettings
 from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
 from gateway.config.sources import read_secret
 from gateway.config.tls import expect_usable, ssl_context
 from gateway.ops.otlp import environment
 from gateway.tier.key_file import tier_key
+
+_USUAL = TlsSettings()
+"""It names no file that could be wrong."""
 
 
 def check(settings: Settings) -> None:
@@ -57,7 +61,8 @@ def _faults(settings: Settings) -> Iterator[str]:
         for name, endpoint in named:
             try:
                 read_secret(endpoint.api_key, endpoint.api_key_file)
-                ssl_context(endpoint.tls)
+                if endpoint.tls != _USUAL:
+                    ssl_context(endpoint.tls)
             except (ConfigurationError, ValueError) as error:
                 yield f"endpoint {name}: {error}"
 

@@ -104,3 +104,8 @@ def test_two_clients_may_not_have_one_key_however_it_is_written():
     keys.append({"name": "c", "key_sha256": secret})
     with pytest.raises(ConfigurationError, match=r"auth.keys\[2\]: it is the same key as auth.keys\[0\]"):
         check(Settings.model_validate({"models": models, "auth": {"keys": keys}}))
+
+
+def test_certificates_are_read_only_where_an_endpoint_names_some(monkeypatch):
+    monkeypatch.setattr("ssl.create_default_context", lambda cafile: pytest.fail(f"{cafile} was read"))
+    check(settings({"endpoints": [{"url": f"{scheme}://{scheme}:1"} for scheme in ("http", "https")]}))
