@@ -96,6 +96,8 @@ class HttpUpstream:
 
     def trust(self, base_url: str, context: ssl.SSLContext | None) -> None:
         """Use this TLS context for connections to this URL from now on. A URL without one uses the system's."""
+        if self._tls.get(base_url) is not context:
+            self._origins.pop(base_url, None)
         self._tls[base_url] = context
 
     def forget(self, base_url: str) -> None:

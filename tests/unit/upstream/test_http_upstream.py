@@ -296,6 +296,14 @@ class TestTls:
         with asyncio.Runner(loop_factory=loop) as runner:
             runner.run(ask())
 
+    async def test_of_two_contexts_the_last_one_counts(self) -> None:
+        async with upstream() as client, over_tls() as server:
+            client.trust(server.url, ssl.create_default_context(cafile=CERTIFICATES / "other.pem"))
+            with pytest.raises(ConnectFailedError, match="certificate"):
+                await fetch(client, server.url)
+            client.trust(server.url, ssl.create_default_context(cafile=CERTIFICATES / "ca.pem"))
+            assert await fetch(client, server.url) == b"ok"
+
     async def test_an_unknown_certificate_is_told_as_such(self) -> None:
         async with upstream() as client, over_tls() as server:
             with pytest.raises(ConnectFailedError, match="certificate"):
