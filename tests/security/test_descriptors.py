@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,17 @@ def exhausted(target: Target, log: Path, times: int) -> Iterator[list[socket.soc
         yield held
 
 
+def is_served(connection: socket.socket) -> bool:
+    """Whether it has a place: an idle one has given way where a slow machine took a second to make all."""
+    answer = http.client.HTTPResponse(connection)
+    try:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nhost: a\r\n\r\n")
+        answer.begin()
+        return answer.read() == b'{"status":"alive"}'
+    except ConnectionError:
+        return False
+
+
 def wait_scraped(connection: socket.socket, times: int) -> None:
     """Until the endpoint was scraped so often, as the state tells on a connection that is there already."""
     deadline, age = time.monotonic() + PATIENCE, 0.0
@@ -97,9 +109,10 @@ def test_idle_connections_beyond_the_bound_are_told_so_and_nothing_else_happens(
             last = held[-1].recv(4096)
             assert last.startswith(b"HTTP/1.1 503 ")
             assert b"retry-after: 1\r\n" in last
-            wait_scraped(held[1], 5)
-            held[0].sendall(ASKED)
-            assert held[0].recv(4096).startswith(b"HTTP/1.1 200 ")
+            one, other = islice(filter(is_served, held), 2)
+            wait_scraped(one, 5)
+            other.sendall(ASKED)
+            assert other.recv(4096).startswith(b"HTTP/1.1 200 ")
         assert changes(tmp_path / "log") == before
         refused = [line for line in target.metrics() if line.startswith("kvgate_refused_connections_total ")]
         assert float(refused[0].split()[1]) > 200
