@@ -23,7 +23,7 @@ from engine.spec import EngineKind, EngineSpec, Sleep
 from engine.vllm.kind import VLLM
 from gateway.app.chat_templates import template_of
 from gateway.config.endpoint import EndpointSettings
-from gateway.config.engine import EngineSettings, as_word, host_of
+from gateway.config.engine import EngineSettings, as_word, from_words, host_of
 from gateway.config.errors import ConfigurationError
 from gateway.config.secrets import revealed
 from gateway.config.settings import ModelSettings, Settings
@@ -41,6 +41,7 @@ _GATEWAY_STEADY = 10.0
 served."""
 _OWNER_BACKOFF = 0.05
 """Seconds before the first new start of an owner that ended by itself."""
+_LAUNCHED = "--launched="
 _OF_SUPERVISION = frozenset(
     {"replicas", "gpus", "share_gpu", "fit", "min_model_len", "start_timeout", "stop_timeout", "max_restarts"}
     | {"hung_timeout", "reload", "choice", "alternatives", "quality"}
@@ -90,7 +91,7 @@ def programs(
             continue
         if not settings.launches(model):
             assert model.engine.at is not None  # noqa: S101  # it says who launches it
-            launches.append(f"--launched={as_word(model.engine.at, model.engine)}")
+            launches.append(f"{_LAUNCHED}{as_word(model.engine.at, model.engine)}")
             fronting.append(_fronting(model, kind_of(model.engine.model), [f"http://{model.engine.at}"]))
             continue
         kind, executable = _program(model.engine, python)
@@ -110,7 +111,7 @@ def programs(
                 sleeps, place = _sleep(model.engine, kind) is not None, model.engine.group or served_name(model)
                 program = replace(program, on_demand=model.engine.on_demand, sleeps=sleeps, place=place)
             of_model.append(program)
-            launches.append(f"--launched={as_word(program.spec.address, model.engine)}")
+            launches.append(f"{_LAUNCHED}{as_word(program.spec.address, model.engine)}")
         engines += of_model
         args = of_model[0].spec.args if model.engine.at is None else ()
         fronting.append(_fronting(model, kind, [program.spec.url for program in of_model], args))
@@ -275,6 +276,19 @@ def _part(settings: Settings, fronts: int) -> Settings:
             ),
         }
     )
+
+
+def knowing(gateway: Gateway, before: Gateway) -> Gateway:
+    """The same gateway, which also knows how those of its endpoints come and go that only the one before it knew."""
+    known, configured = _launched(gateway), [at.address for model in gateway.settings.models for at in model.endpoints]
+    more = (word for address, word in _launched(before).items() if address in configured and address not in known)
+    return replace(gateway, argv=(*gateway.argv, *more))
+
+
+def _launched(gateway: Gateway) -> dict[str, str]:
+    """The words of its command line for engines, by their addresses."""
+    words = [word for word in gateway.argv if word.startswith(_LAUNCHED)]
+    return {address: word for word in words for address in from_words([word.removeprefix(_LAUNCHED)])}
 
 
 def telling(gateway: Gateway, settings: Settings) -> Gateway:

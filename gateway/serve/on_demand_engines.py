@@ -154,7 +154,7 @@ class Attendant:
         self._kept.pop(address, None)
         if (held := self._held.get(address)) is None:
             return
-        if address in (self._used or ()) if order == END else self._is_taken(held.engine.place):
+        if address in (self._used or ()) if order == END else self._is_taken(held):
             self._kept[address] = order
         else:
             self._want(held, wanted=order == RUN and not held.leaves)
@@ -185,9 +185,12 @@ class Attendant:
         for held in self._held.values():
             held.free_port()
 
-    def _is_taken(self, place: str) -> bool:
-        """Whether one that is about to end still has a place."""
-        return any(engine.place == place and self._runs(engine) for engine in self._going)
+    def _is_taken(self, held: _Held) -> bool:
+        """Whether one that is about to end still has its place, or another one has, while it is itself about to end."""
+        rivals = [other.engine for other in self._held.values()] if held.engine in self._going else self._going
+        return any(
+            engine is not held.engine and engine.place == held.engine.place and self._runs(engine) for engine in rivals
+        )
 
     def _runs(self, engine: Engine) -> bool:
         held = self._held.get(engine.spec.address)

@@ -34,11 +34,11 @@ from gateway.runtime.interrupts import early, has_terminal
 from gateway.serve.checks import preflight
 from gateway.serve.discovery import Discovery
 from gateway.serve.hang_restarts import Hangs
-from gateway.serve.launch import Gateway, programs, served_name, telling
+from gateway.serve.launch import Gateway, knowing, programs, served_name, telling
 from gateway.serve.on_demand_engines import Attendant
 from gateway.serve.owner_socket import OwnerSocket, expect_free
 from gateway.serve.processes import is_cut, worker_count
-from gateway.serve.rollout import Change, fronting, knows, notice, serves
+from gateway.serve.rollout import Change, beside, fronting, knows, notice, serves
 from gateway.server.last_call import BACKLOG, last_call
 from gateway.server.server import bind_all, close_all, port_of
 from gateway.tier.key_file import tier_key
@@ -388,10 +388,11 @@ class Deployment:
         """Start gateways on the same sockets. When they are ready, the old ones end with their last connections.
 
         Where an owner decides, the old one ends as soon as the new fronts are ready, and the next one takes over: there
-        are never two.
+        are never two. Until the old fronts have ended, it knows their endpoints, and they know its: what waits there is
+        for either.
         """
         before = self._gateways
-        coming = [replace(new, name=_other(old.name)) for old, new in zip(before, gateways, strict=True)]
+        coming = [replace(knowing(new, old), name=_other(old.name)) for old, new in zip(before, gateways, strict=True)]
         fronts = [gateway for gateway in coming if gateway.role is Role.GATEWAY]
         for gateway in fronts:
             failure = await self._supervisor.add(gateway)
@@ -399,9 +400,11 @@ class Deployment:
                 for started in fronts[: fronts.index(gateway)]:
                     await self._supervisor.remove(started.name)
                 raise _FailedError(f"The new {gateway.name} does not start. {failure}\n{_STILL}")
+        failure, owned = None, before[0].role is Role.OWNER
+        if owned:
+            await self._introduce(before, coming)
         self._gateways = coming
         self._say_of_engines()
-        failure, owned = None, before[0].role is Role.OWNER
         # The next owner hears of the requests of fronts that end. Of those of one gateway alone nobody does.
         with contextlib.nullcontext() if owned else self._attendant.parting():
             async with asyncio.TaskGroup() as leaving:
@@ -413,12 +416,26 @@ class Deployment:
                     failure = await self._succeed(before[0], coming[0])
         if failure is not None:
             raise _FailedError(f"The new {coming[0].name} does not start. {failure}\n{_STILL}")
+        if owned:
+            await self._govern(coming[0], beside(coming[0].settings, before[0].settings))
+
+    async def _introduce(self, before: Sequence[Gateway], coming: Sequence[Gateway]) -> None:
+        """Have the fronts of before reach the endpoints to come, too."""
+        for old, new in zip(before, coming, strict=True):
+            if old.role is Role.GATEWAY:
+                await self._govern(telling(old, beside(old.settings, new.settings)), old.settings)
+
+    async def _govern(self, gateway: Gateway, known: Settings) -> None:
+        """Have a running gateway go by its settings, if it knows others. One that does not answer is about to end."""
+        if gateway.settings != known:
+            with contextlib.suppress(TimeoutError):
+                await self._applied(gateway)
 
     async def _succeed(self, old: Gateway, new: Gateway) -> Diagnosis | None:
         """End an owner and start the next, or the same again if that one does not start; return why it does not."""
         self._say(f"{new.name}: takes over from {old.name}")
         await self._supervisor.remove(old.name, by=signal.SIGUSR1)
-        failure = await self._supervisor.add(new)
+        failure = await self._supervisor.add(knowing(telling(new, beside(new.settings, old.settings)), old))
         if failure is not None:
             self._gateways = [old, *self._gateways[1:]]
             await self._supervisor.add(old)

@@ -60,6 +60,21 @@ def fronting(settings: Settings, pending: Sequence[tuple[Engine, Engine]]) -> Se
     return settings.model_copy(update={"models": tuple(models)})
 
 
+def beside(settings: Settings, other: Settings) -> Settings:
+    """Settings with those endpoints of others that are of their models, too.
+
+    While one set of gateways takes over from another, whoever decides, and who still carries requests, knows both.
+    """
+    taken = {endpoint.address for model in settings.models for endpoint in model.endpoints}
+    models = []
+    for model in settings.models:
+        alike = (endpoint for also in other.models if also.name == model.name for endpoint in also.endpoints)
+        new = tuple(endpoint for endpoint in alike if endpoint.address not in taken)
+        taken.update(endpoint.address for endpoint in new)
+        models.append(model.model_copy(update={"endpoints": (*model.endpoints, *new)}))
+    return settings.model_copy(update={"models": tuple(models)})
+
+
 def notice(old: Engine, *, others: int, took: float | None, patience: float) -> str:
     """The effect on clients of replacing an engine in its place.
 

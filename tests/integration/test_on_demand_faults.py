@@ -290,3 +290,21 @@ def test_a_changed_engine_does_not_start_beside_the_one_that_it_replaces(
             assert served.ask().status_code == 200
             assert [is_alive(pid) for pid in served.starts()] == [False, True]
             assert stream.result().endswith("data: [DONE]\n\n")
+
+
+def test_what_waits_in_several_workers_is_answered_though_a_reload_changes_the_engines(
+    launched: Callable[..., Any], tmp_path: Path
+) -> None:
+    with launched("--max-num-seqs=1", "--step-seconds=0.02", server={"workers": 2}) as served:
+        assert served.ask().status_code == 200
+        changed = yaml.safe_load((tmp_path / "kvgate.yaml").read_text())
+        for model in changed["models"]:
+            model["engine"]["idle_stop"] = 2
+        (tmp_path / "kvgate.yaml").write_text(yaml.safe_dump(changed))
+        with ThreadPoolExecutor() as threads:
+            waiting = [threads.submit(served.stream, 50) for _ in range(6)]
+            assert eventually(lambda: served.kvgate.state()["endpoints"][0]["in_flight"] == 1)
+            other = threads.submit(served.ask, "blue")
+            assert served.reload() == 0
+            assert all(stream.result().endswith("data: [DONE]\n\n") for stream in waiting)
+            assert other.result().status_code == 200

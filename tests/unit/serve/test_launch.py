@@ -13,8 +13,9 @@ from gateway.config.engine import from_words
 from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
 from gateway.serve import launch
-from gateway.serve.launch import programs, served_name
+from gateway.serve.launch import knowing, programs, served_name, telling
 from gateway.serve.owner_socket import OwnerSocket
+from gateway.serve.rollout import beside
 from tests.unit.engine.adapters import adapter
 
 PYTHON = Path("/engine/bin/python")
@@ -311,3 +312,16 @@ def test_engines_on_demand_that_name_one_gpu_are_one_group(monkeypatch):
     _, (gateway,) = programs(Settings.model_validate({"models": models}), PYTHON)
     known = from_words(word.removeprefix("--launched=") for word in gateway.argv if word.startswith("--launched="))
     assert [how.group for how in known.values()] == ["GPU 0"] * 2
+
+
+def test_a_gateway_that_takes_over_knows_how_engines_come_and_go_that_only_the_one_before_it_knew():
+    old, before = launched({"on_demand": True, "idle_stop": 5})
+    new, gateway = launched({"on_demand": True, "idle_stop": 7})
+    both = telling(gateway, beside(gateway.settings, before.settings))
+
+    def idle_stops(gateway):
+        words = (word.removeprefix("--launched=") for word in gateway.argv if word.startswith("--launched="))
+        return {address: how.idle_stop for address, how in from_words(words).items()}
+
+    assert idle_stops(knowing(both, before)) == {old.spec.address: 5, new.spec.address: 7}
+    assert knowing(gateway, before) == knowing(gateway, gateway) == gateway

@@ -367,3 +367,17 @@ async def test_one_on_demand_does_not_start_before_one_has_gone_that_always_ran(
         assert supervisor.done == []
     await settled()
     assert supervisor.done == [("add", "engine m")]
+
+
+async def test_one_that_is_about_to_go_does_not_start_beside_one_in_its_place(world, engine):
+    supervisor, attendant, _ = world
+    old = replace(engine, name="engine old", spec=replace(engine.spec, port=free_port()))
+    attendant.add(old)
+    with attendant.going([old]):
+        await running(supervisor, attendant, engine)
+        attendant.obey(RUN, old.spec.address)
+        await settled()
+        assert supervisor.done == [("add", "engine m")]
+        attendant.obey(END, engine.spec.address)
+        await settled()
+    assert supervisor.done[1:] == [("remove", "engine m"), ("add", "engine old")]

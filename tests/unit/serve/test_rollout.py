@@ -7,7 +7,7 @@ from engine.program_lifecycle import Policy
 from engine.spec import EngineSpec
 from engine.vllm.kind import VLLM
 from gateway.config.settings import Settings
-from gateway.serve.rollout import Change, fronting, knows, notice
+from gateway.serve.rollout import Change, beside, fronting, knows, notice
 
 
 def engine(name, port, served="m"):
@@ -51,6 +51,15 @@ def test_until_a_new_one_is_there_the_old_one_stands_in_for_it_if_it_is_the_same
     assert urls(fronting(planned, [])) == urls(planned)
     assert knows(planned, C)
     assert not knows(planned, A)
+
+
+def test_while_gateways_take_over_both_know_the_endpoints_of_both():
+    named = Settings.model_validate(
+        {"models": [{"name": "n", "endpoints": [{"url": "http://127.0.0.1:3/"}, {"url": "http://127.0.0.1:9/"}]}]}
+    )
+    assert urls(beside(settings(1, 2), settings(2, 3))) == [f"http://127.0.0.1:{port}/" for port in (1, 2, 3)]
+    assert urls(beside(settings(1), named)) == urls(settings(1)), "of another model"
+    assert beside(settings(1, 2), settings(2)) == settings(1, 2)
 
 
 @pytest.mark.parametrize(
