@@ -18,10 +18,10 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
 	$(BIN)/kvgate demo --engine $(ENGINE) $(ARGS)
 
-# Five workers on two cores: they wait for engines and clocks half of their time.
+# Four workers on two cores: they wait for engines and clocks half of their time.
 test: $(READY)
 	$(MAKE) --no-print-directory --jobs 2 --output-sync models check collected
-	$(BIN)/pytest -n 5 --no-loadscope-reorder
+	$(BIN)/pytest -n 4 --no-loadscope-reorder
 
 models: $(READY)
 	$(BIN)/python -m engine.demo_model smollm2
