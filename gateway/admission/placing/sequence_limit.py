@@ -8,7 +8,8 @@ class SequenceLimit:
     """The configured limit, or a limit learned from a plateau of the engine.
 
     An engine has reached its limit if it runs as many as it ever did in two scrapes, while others wait and its KV cache
-    has room. With fewer it waits for something else: a request that was just sent, for the end of a step. A plateau may
+    has room. With fewer it waits for something else: a request that was just sent, for the end of a step. One alone may
+    be a long prompt, until whose end no other begins: a limit of 1 would let nothing refute it for long. A plateau may
     be chance, and what runs more refutes it. So a learned limit is probed: after each `probe_after` without a waiting
     request it goes up a little. A true limit shows again.
     """
@@ -40,7 +41,7 @@ class SequenceLimit:
         if sample.running > self._most:
             self._most, self.value = sample.running, None
         elif sample.waiting and sample.kv_usage is not None and sample.kv_usage < self.kv_low:
-            if previous is not None and previous.waiting and previous.running == sample.running == self._most:
+            if previous is not None and previous.waiting and previous.running == sample.running == self._most > 1:
                 self.value, self._changed_at = sample.running, at
         elif (
             self.value is not None

@@ -184,8 +184,8 @@ class TestSequenceLimit:
     def test_an_engine_that_came_back_may_have_another(self, play):
         p = play() >> up("a") >> arrived(1) << Dispatch(1, "a")
         for second in (1, 2):
-            p >> at(second) >> scrape("a", second, kv=0.1, running=1, waiting=1, tokens=second)
-        assert p.endpoint("a").sequence_limit == 1
+            p >> at(second) >> scrape("a", second, kv=0.1, running=2, waiting=1, tokens=second)
+        assert p.endpoint("a").sequence_limit == 2
         p >> EndpointDown("a", "killed") >> done(1) >> up("a") << nothing
         assert p.endpoint("a").sequence_limit is None
 

@@ -32,6 +32,11 @@ def test_where_nobody_waits_or_the_cache_is_full_nothing_is_learned():
     assert learn((None, 3, 0.1), (None, 3, 0.1)).value is None
 
 
+def test_one_that_runs_alone_while_others_wait_is_no_plateau():
+    """Those that follow a long prompt wait for its end. Were one the limit, half a minute would run one by one."""
+    assert learn((1, 3, 0.1), (1, 3, 0.1), (1, 2, 0.1)).value is None
+
+
 def test_more_seen_running_refutes_it():
     refuted = (16, 3, 0.2), (16, 3, 0.2), (17, 0, 0.3)
     assert learn(*refuted).value is None
