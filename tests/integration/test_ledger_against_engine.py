@@ -26,8 +26,8 @@ def planned(requests: int, prompt: tuple[int, int], output: tuple[int, int]) -> 
     return [Planned(number, number / 20, "", 0, *both, both[1]) for number, both in enumerate(lengths)]
 
 
-WORKLOAD = planned(6, (50, 150), (250, 300))
-"""Busy for seconds, up to nine tenths of the cache, without preemptions: a request that was preempted still needs its
+WORKLOAD = planned(6, (50, 150), (150, 200))
+"""Busy for seconds, up to two thirds of the cache, without preemptions: a request that was preempted still needs its
 blocks, and holds none."""
 WARM_UP = planned(2, (100, 200), (5, 5))
 """The engine's first steps allocate, and say nothing about the others."""

@@ -107,6 +107,7 @@ def test_killed_it_comes_back(kvgate: Kvgate) -> None:
 def test_one_that_hangs_is_killed_and_comes_back(model: Path, tmp_path: Path) -> None:
     with launched(tmp_path, model, health={"timeout": 1, "hung_after": 2}) as kvgate:
         kvgate.wait_healthy(1)
+        until(lambda: "ready after" in kvgate.log.read_text())  # what stops before that takes too long to start
         first = pid_of(kvgate, ENGINE)
         os.kill(first, signal.SIGSTOP)
         assert replaced(kvgate, first) != first

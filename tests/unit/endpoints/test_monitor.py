@@ -724,7 +724,7 @@ async def test_gauges_that_are_never_answered_make_no_hang_of_long_answers(impat
     impatient.dispatched(A, 10, streams=False)
     impatient.dispatched(B, 10, streams=False)
     vllm.answers_yet.add("/health")
-    await block(impatient, vllm, clock, 60)
+    await block(impatient, vllm, clock, 30)
     assert (impatient.state, told.take(), told.expired) == (State.UP, [], [])
 
 
