@@ -122,7 +122,7 @@ def answers(url):
     return False
 
 
-@pytest.mark.parametrize(("kind", "workers", "changes"), [("dns", 1, 8), ("dns", 2, 16), ("file", 1, 8), ("srv", 2, 6)])
+@pytest.mark.parametrize(("kind", "workers", "changes"), [("dns", 1, 4), ("dns", 2, 12), ("file", 1, 4), ("srv", 2, 5)])
 async def test_endpoints_come_and_go_and_no_request_fails(running, kind, workers, changes):
     chance = random.Random(f"{kind}{workers}")  # noqa: S311 - the same changes each time
     there = HOSTS[:1]

@@ -337,7 +337,7 @@ def test_the_page_is_small_and_soon_there(window, kvgate):
     assert min(paints) < 500, "milliseconds"
 
 
-@pytest.mark.parametrize("seconds", [15, pytest.param(300, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("seconds", [8, pytest.param(300, marks=pytest.mark.proof)])
 def test_left_open_it_keeps_nothing(window, kvgate, seconds):
     kvgate.wait_healthy(1)
     with Crowd(kvgate.url, 40, CHAT, lengths=(20, 100)):

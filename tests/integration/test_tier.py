@@ -256,10 +256,10 @@ async def test_gateways_restarted_one_after_the_other_behind_nginx_lose_nothing(
     ):
         for gateway in (owner, other):
             await gateway.stop()
-            await load.more(50)
+            await load.more(20)
             gateway.start()
             await made.settled(owner, other)
-            await load.more(50)
+            await load.more(20)
         await long.more(4)
     load.report("rolling restart, short answers")
     long.report("rolling restart, long answers")
