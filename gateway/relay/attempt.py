@@ -119,7 +119,8 @@ class Attempt:
 
     Nothing of the answer reaches the client before its first event is known to be good, so a failure until then can be
     retried. The `place` hears of the tokens generated so far. `stored` is called before the client
-    learns the id of a stored response: the client may ask for that response at once.
+    learns the id of a stored response: the client may ask for that response at once. `may_refuse`: a refusal inside
+    of an answer is the client's to hear; else the endpoint has failed.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class Attempt:
         endpoint: Endpoint,
         *,
         stored: Callable[[str, EndpointId], None],
+        may_refuse: bool = True,
     ) -> None:
         self._exchange = exchange
         self._response = exchange.response
@@ -139,6 +141,7 @@ class Attempt:
         self._upstream = upstream
         self._endpoint = endpoint
         self._stored = stored
+        self._may_refuse = may_refuse
         self.reader: StreamReader | None = None
         """The reader of a streamed answer."""
 
@@ -351,7 +354,7 @@ class Attempt:
         kind = self._endpoint.kind
         if failure.kind is FailureKind.BUSY or (failure.kind is FailureKind.ABORTED and kind.aborts_if_full):
             return Retryable(Back.BUSY, failure.message)
-        if failure.kind is FailureKind.REFUSED:
+        if failure.kind is FailureKind.REFUSED and self._may_refuse:
             flight.delivering = True
             outcome = _REFUSED_AS.get(kind.meaning(failure.status, failure.message), Outcome.INVALID_REQUEST)
             return Ended(await self._exchange.refuse(outcome, failure.message), Verdict.DONE)

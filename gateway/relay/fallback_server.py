@@ -1,7 +1,7 @@
 """A server elsewhere that answers in the place of a model here.
 
 It gets a body, and none of the client's headers nor its key. kvgate knows nothing of its load, and asks it when its
-turn comes. Whatever it says but 200 means that it does not answer.
+turn comes. Whatever it says but 200 means that it does not answer, and so does an error in its place.
 """
 
 from collections.abc import Collection
@@ -154,6 +154,7 @@ async def answer_elsewhere(plane: Plane, asked: Asked, server: Endpoint, pool: P
         _OfOthers(plane.upstream),
         server,
         stored=_forgotten,
+        may_refuse=False,
     )
     headers = towards_elsewhere(asked.scope, server.api_key, anthropic=exchange.api is Api.MESSAGES)
     if pool is None:

@@ -125,7 +125,7 @@ _WRAPPED_CODE = re.compile(
 """The status of an error in `/v1/messages`: vLLM takes its own error for a chunk that does not validate. Of its text
 this shows a few letters, so no client can write what is read here."""
 
-_CHOICES = (b'finish_reason":"', b'"usage":{', b"[DONE]", b'{"error"')
+_CHOICES = (b'finish_reason":"', b'finish_reason": "', b'"usage":{', b'"usage": {', b"[DONE]", b'{"error"')
 _MARKS: dict[Api, tuple[bytes, ...]] = {
     Api.CHAT: _CHOICES,
     Api.BATCH: _CHOICES,
@@ -134,7 +134,7 @@ _MARKS: dict[Api, tuple[bytes, ...]] = {
     Api.MESSAGES: (b"event: message_", b"event: error", b'data: {"error"'),
 }
 """The marks; an event without any is an ordinary token. Engines write their JSON without spaces; some put
-none after `data:`, either."""
+none after `data:`, either. Servers elsewhere may write it as Python's `json` does."""
 
 _ANY_EVENT = b"\n\n"
 _TOKEN_MARK: dict[Api, bytes] = {

@@ -100,6 +100,18 @@ async def test_where_it_does_not_answer_the_client_is_told_what_its_own_model_sa
         assert (answer.closed, logs[0]["reason"]) == (True, "status 401")
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_refusal_inside_of_its_answer_is_none_for_the_client(full, streams):
+    said = b'{"error":{"message":"Rate limit reached for key sk-1","code":429}}'
+    full.replies.append(stream(b"data: " + said + b"\n\n") if streams else Reply(said))
+    with structlog.testing.capture_logs() as logs:
+        client = await full.ask(asked(stream=streams), **ALLOW).ended()
+    assert (client.status, error(client)["code"]) == (429, "queue_full")
+    assert "retry-after" in client.headers
+    assert "sk-1" not in str(client.body) + str(logs)
+    assert [line["event"] for line in logs] == ["a fallback does not answer"]
+
+
 async def test_an_answer_that_is_encoded_unasked_reaches_no_client(full):
     # Its header would not: the client, or a stream that a heartbeat has begun, would get what nobody can read.
     full.replies.append(Reply(b"\x1f\x8b", content_encoding="gzip"))

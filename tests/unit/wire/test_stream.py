@@ -102,6 +102,20 @@ def test_usage_that_was_asked_for_is_taken_out_though_an_ollama_writes_zeros_bes
     assert reader.usage == Usage(3, 2)
 
 
+@pytest.mark.parametrize("api", OPENAI)
+def test_json_with_spaces_as_python_writes_it_says_the_same(api):
+    def spaced(event):
+        said = event.removeprefix(b"data: ").strip()
+        return event if said == b"[DONE]" else b"data: " + json.dumps(json.loads(said)).encode() + b"\n\n"
+
+    events = [spaced(event) for event in answer(api, usage=True)]
+    reader, forwarded = read(api, events)
+    assert forwarded == b"".join(events)
+    assert facts(reader) == (True, ("length",), True, counted(api), None, None)
+    _, stripped = read(api, events, strip_usage=True)
+    assert stripped == b"".join(event for event in events if b'"usage": {' not in event)
+
+
 @settings(max_examples=150)
 @given(
     api=st.sampled_from(STREAMED),
