@@ -313,13 +313,13 @@ class Directory:
         return any(endpoint.on_demand for endpoint in self.endpoints.values())
 
     async def wait_for_endpoint(self, pool: Pool) -> None:
-        """Wait until an endpoint of the pool is healthy.
+        """Wait until an endpoint of the pool is healthy, or it has none any more: others that come are another pool's.
 
         Raises:
             NotStartedError: its engine does not start.
         """
         failures = pool.failures
-        while not pool.healthy():
+        while pool.endpoints and not pool.healthy():
             await self._changed.wait()
             if pool.failures > failures:
                 raise NotStartedError

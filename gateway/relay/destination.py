@@ -79,14 +79,37 @@ def _missing(model: str) -> RefusedError:
     return RefusedError(Outcome.MODEL_NOT_FOUND, message, "model")
 
 
-async def wait_for_endpoint(plane: Plane, exchange: Exchange, pool: Pool, size: int) -> None:
+async def wait_for_endpoint(plane: Plane, exchange: Exchange, pool: Pool, model: str | None, size: int) -> Pool:
     """Return when an endpoint of the pool takes traffic, or when the wait has timed out.
+
+    Returns the pool, or the one in its place; see `still_served`.
 
     Raises:
         RefusedError: the request may not wait.
     """
     if not pool.healthy():
         await _waited(plane, exchange, size, lambda: plane.directory.wait_for_endpoint(pool), pool.endpoints.values())
+    return await still_served(plane, exchange, pool, model, size)
+
+
+async def still_served(plane: Plane, exchange: Exchange, pool: Pool, model: str | None, size: int) -> Pool:
+    """The pool, or the one in its place: its endpoints may all go while those that replace them are yet to come up.
+
+    Waits for those as a new request would. The same pool if none comes.
+
+    Raises:
+        RefusedError: the request may not wait, or its client may not use what serves it now.
+    """
+    directory = plane.directory
+    if pool.endpoints:
+        return pool
+    found = directory.lookup(model)
+    if found is None and directory.undiscovered(model):
+        found = await _waited(plane, exchange, size, lambda: directory.find(model), directory.starting(model))
+    if found is None:
+        return pool
+    permit(exchange.client, found, model)
+    return found
 
 
 def retry_after(endpoints: Iterable[Endpoint]) -> float:

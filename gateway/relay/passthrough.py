@@ -72,12 +72,12 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload
     async with charged(plane, exchange, pool, most, lambda: estimated) if computes else contextlib.nullcontext():
         came_up = True
         while came_up:  # the last one may have left again before there was a place
-            await wait_for_endpoint(plane, exchange, pool, size)
+            pool = await wait_for_endpoint(plane, exchange, pool, name, size)
             came_up = bool(pool.healthy())
             async with _place(plane, exchange, pool, size) as leave:
                 if pool.healthy():
 
-                    def offered() -> list[Endpoint]:
+                    def offered(pool: Pool = pool) -> list[Endpoint]:
                         return pool.in_turn(plane.clock())
 
                     pool.retries.sent(plane.clock())

@@ -23,7 +23,7 @@ from gateway.relay.demand import (
     refuse_overriding,
     require_endpoints,
 )
-from gateway.relay.destination import retry_after, wait_for_endpoint
+from gateway.relay.destination import retry_after, still_served, wait_for_endpoint
 from gateway.relay.editing import asks_usage, check_names, edited_for
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.fingerprint import fingerprint
@@ -55,9 +55,10 @@ async def prepare(plane: Plane, asked: Asked, pool: Pool) -> Work:
         await check_names(plane, client.flow, payload.data)
     since = plane.clock()
     try:
-        count = await _counted(plane, exchange, pool, request, client)
+        count, pool = await _counted(plane, exchange, pool, request, client)
     finally:
         exchange.counting_ended(since)
+    pool = await still_served(plane, exchange, pool, request.model, size)
     if count.ids:
         payload.keep(count.ids)
         count = replace(count, ids=b"")  # from here on only the payload has them
@@ -86,24 +87,25 @@ def _observes(plane: Plane, pool: Pool, outcome: Outcome) -> bool:
 
 async def _counted(
     plane: Plane, exchange: Exchange, pool: Pool, request: GenerationRequest, client: Client
-) -> PromptCount:
+) -> tuple[PromptCount, Pool]:
+    """The count, and the pool by which it was counted."""
     waited = came_up = False
     while True:
         try:
-            return await counted(pool, request, client.flow)
+            return await counted(pool, request, client.flow), pool
         except UncountedError as uncounted:
             # After one wait: an engine is up and still cannot count, or none came.
             if waited and (pool.healthy() or not came_up):
                 if _observes(plane, pool, uncounted.outcome):
-                    return _estimate(request)
+                    return _estimate(request), pool
                 again = retry_after(pool.endpoints.values())
                 raise RefusedError(uncounted.outcome, uncounted.message, retry_after=again) from None
         except RefusedError as refused:
             if not _observes(plane, pool, refused.outcome):
                 raise
-            return _estimate(request)
+            return _estimate(request), pool
         # Only an engine can count this, and none is up: wait for one. It may leave again before it has counted.
-        await wait_for_endpoint(plane, exchange, pool, len(request.body))
+        pool = await wait_for_endpoint(plane, exchange, pool, request.model, len(request.body))
         waited, came_up = True, bool(pool.healthy())
 
 

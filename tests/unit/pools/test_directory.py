@@ -198,6 +198,11 @@ async def test_an_endpoint_is_waited_for(world):
     assert not waiting.done()
     world.up(endpoint, identity("m"))
     await waiting
+    world.directory.down(endpoint.id)
+    waiting = asyncio.create_task(world.directory.wait_for_endpoint(endpoint.pool))
+    await asyncio.sleep(0)
+    world.directory.gone(endpoint.id)
+    await waiting  # no other will ever come to this pool
 
 
 async def test_a_pool_takes_what_one_of_its_endpoints_takes(world):

@@ -222,6 +222,21 @@ async def test_an_endpoint_that_is_not_there_is_waited_for(plane):
     assert (client.status, error(client)["code"]) == (503, "no_endpoint")
 
 
+async def test_an_endpoint_in_the_place_of_all_that_have_gone_is_waited_for(plane):
+    for name in "ab":
+        plane.cores.down(EndpointId(name), "draining: drained by the operator")
+    plane.add("c")
+    plane.replies.append(Reply(b"{}"))
+    client = ask(plane)
+    await asyncio.sleep(5)
+    for name in "ab":
+        plane.cores.remove(EndpointId(name))
+    await asyncio.sleep(5)
+    plane.up("c")
+    await ended(client)
+    assert (client.status, plane.sent[0][0], plane.lines[0]["queue_ms"]) == (200, "http://c", 10_000)
+
+
 # Engines that say nothing.
 
 

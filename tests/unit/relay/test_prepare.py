@@ -142,6 +142,36 @@ async def test_a_prompt_that_its_engine_must_count_waits_for_one(plane):
     assert int(client.headers["x-kvgate-queue-ms"]) >= 5000
 
 
+async def test_a_prompt_is_counted_by_an_engine_in_the_place_of_all_that_have_gone(plane):
+    plane.cores.down(EndpointId("a"), "draining: drained by the operator")
+    plane.counter.errors.append(CountUnavailableError("nobody answers"))
+    plane.replies.append(Reply(WHOLE))
+    plane.add("b")
+    client = plane.ask()
+    await asyncio.sleep(5)
+    plane.cores.remove(EndpointId("a"))
+    await asyncio.sleep(5)
+    plane.up("b")
+    await client.ended()
+    assert (client.status, plane.sent[0][0]) == (200, "http://b")
+    assert plane.lines[0]["queue_ms"] == 10_000
+
+
+async def test_one_that_is_counted_while_all_engines_go_waits_for_those_to_come(plane):
+    async def count(*_args, **_more):
+        plane.cores.remove(EndpointId("a"))
+        return await type(plane.counter).count(plane.counter, *_args, **_more)
+
+    plane.counter.count = count
+    plane.replies.append(Reply(WHOLE))
+    plane.add("b")
+    client = plane.ask()
+    await asyncio.sleep(5)
+    plane.up("b")
+    await client.ended()
+    assert (client.status, plane.sent[0][0]) == (200, "http://b")
+
+
 async def test_a_prompt_that_nobody_comes_to_count_is_refused(plane):
     plane.cores.down(EndpointId("a"), "down: gone")
     plane.counter.errors.extend([CountUnavailableError("nobody answers")] * 2)
