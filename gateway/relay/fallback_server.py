@@ -172,6 +172,8 @@ async def _tried(asked: Asked, attempt: Attempt, outgoing: Outgoing, headers: He
     exchange.sent_to(server.id)
     result = await attempt.run(outgoing, headers)
     if isinstance(result, Ended):
+        if result.outcome is Outcome.UPSTREAM_TIMEOUT:
+            server.watch.failed("it sent nothing for too long")
         return result.outcome
     exchange.unanswered(result.cause)
     exchange.endpoint = None  # it is charged nothing

@@ -100,6 +100,17 @@ async def test_where_it_does_not_answer_the_client_is_told_what_its_own_model_sa
         assert (answer.closed, logs[0]["reason"]) == (True, "status 401")
 
 
+async def test_one_that_falls_silent_is_told_of(full):
+    full.replies += [Reply(asyncio.Event()), Reply(WHOLE)]
+    watching = asyncio.create_task(full.flights.watch())
+    with structlog.testing.capture_logs() as logs:
+        client = await full.ask(asked(), **ALLOW).ended()
+        assert (client.status, error(client)["code"]) == (504, "upstream_timeout")
+        assert (await full.ask(asked(), **ALLOW).ended()).status == 200
+    watching.cancel()
+    assert [line["event"] for line in logs] == ["a fallback does not answer", "a fallback answers again"]
+
+
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_refusal_inside_of_its_answer_is_none_for_the_client(full, streams):
     said = b'{"error":{"message":"Rate limit reached for key sk-1","code":429}}'
