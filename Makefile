@@ -13,21 +13,24 @@ DEMO := .venv/.demo
 
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test models collected check quick coverage proof wheel format docs site screenshots manifest lock clean
+.PHONY: demo test suite models collected check quick coverage proof wheel format docs site screenshots manifest lock clean
 
 demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
 	$(BIN)/kvgate demo --engine $(ENGINE) $(ARGS)
 
-# Four workers on two cores: they wait for engines and clocks half of their time.
+# What needs a model that is still being set up waits for it: that takes a minute of one core on a new machine.
 test: $(READY)
-	$(MAKE) --no-print-directory --jobs 2 --output-sync models check collected
+	@$(MAKE) --no-print-directory --jobs 3 models suite
+
+# Four workers on two cores: they wait for engines and clocks half of their time.
+suite: check collected
 	$(BIN)/pytest -n 4 --no-loadscope-reorder
 
 models: $(READY)
 	$(BIN)/python -m engine.demo_model smollm2
 	$(BIN)/python -m engine.demo_model random
 
-# On the core that mypy leaves idle: what pytest makes of the tests' modules is kept, and no worker makes it again.
+# What pytest makes of the tests' modules is kept, and no worker makes it again.
 collected: $(READY)
 	@printed=$$($(BIN)/pytest --collect-only -q 2>&1) || { echo "$$printed"; exit 1; }
 

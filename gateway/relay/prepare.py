@@ -56,9 +56,10 @@ async def prepare(plane: Plane, asked: Asked, pool: Pool) -> Work:
     since = plane.clock()
     try:
         count, pool = await _counted(plane, exchange, pool, request, client)
+        while (other := await still_served(plane, exchange, pool, request.model, size)) is not pool:
+            count, pool = await _counted(plane, exchange, other, request, client)  # its tokens may be others
     finally:
         exchange.counting_ended(since)
-    pool = await still_served(plane, exchange, pool, request.model, size)
     if count.ids:
         payload.keep(count.ids)
         count = replace(count, ids=b"")  # from here on only the payload has them
