@@ -48,6 +48,8 @@ class Supervisor:
         self._leaving: dict[Runner, asyncio.Task[State]] = {}
         self._spare: set[Runner] = set()
         """Those that the others can do without."""
+        self._ending: set[Role] = set()
+        """Roles whose programs end for good."""
         self._changed = asyncio.Event()
         self._changing = False
         self._tasks: asyncio.TaskGroup
@@ -72,6 +74,7 @@ class Supervisor:
                     self._launch(program, self._on_event)
                 useless = await self._of_no_use(stop)
                 for role in Role:
+                    self._ending.add(role)
                     there = {**self._running, **self._leaving}
                     ending = {runner: task for runner, task in there.items() if runner.program.role is role}
                     for runner in ending:
@@ -95,8 +98,10 @@ class Supervisor:
         """Run one more program. Returns None when it is ready. If its first start fails, drop it and return why.
 
         Call it only while `run` runs. When cancelled, the program stays. `needed`: whether a role without it counts as
-        one that nobody fills.
+        one that nobody fills. While all of its role end, it is not run: nobody would end it.
         """
+        if program.role in self._ending:
+            return Diagnosis("kvgate is stopping.")
         outcome: asyncio.Future[Diagnosis | None] = asyncio.get_running_loop().create_future()
         crash = Diagnosis("It was stopped before it was ready.")
 

@@ -264,6 +264,23 @@ async def test_what_cannot_be_added_is_gone_again_and_says_why() -> None:
         assert not at_work.task.done()
 
 
+async def test_nothing_is_added_where_its_role_is_ending() -> None:
+    """Else it would run on, and the supervisor with it."""
+    slow = """
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(0)))
+        time.sleep(60)
+    """
+    async with running(program("e0", slow), server("g", Role.GATEWAY)) as at_work:
+        await at_work.until(events.BecameReady, times=2)
+        at_work.stop.set()
+        await at_work.until(events.Stopping, "e0")
+        failure = await at_work.supervisor.add(server("e1"))
+        assert failure == Diagnosis("kvgate is stopping.")
+        assert await at_work.ended() == 0
+        assert at_work.of(events.Launched, "e1") == []
+
+
 async def test_the_last_engine_may_be_exchanged_but_not_lost() -> None:
     async with running(server("old"), server("g", Role.GATEWAY)) as at_work:
         await at_work.until(events.BecameReady, times=2)
