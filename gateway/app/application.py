@@ -453,11 +453,15 @@ class Application:
             self._background.spawn(f"length of {endpoint.id}", functools.partial(self._ask_clamps, endpoint))
 
     async def _ask_clamps(self, endpoint: Endpoint) -> None:
+        if not endpoint.healthy:
+            return  # a front that joins its owner hears so of one that sleeps; it is asked when it is up
         assert endpoint.identity is not None  # noqa: S101  # it came up, so it has one
         endpoint.clamps = await clamps(self._reached.target(endpoint), endpoint.identity)
 
     async def _compared(self, endpoint: Endpoint, pool: Pool) -> None:
         await self._loading[pool.name]
+        if not endpoint.healthy:
+            return
         try:
             report = await pool.counter.verify(self._reached.target(endpoint))
         except CountUnavailableError as error:

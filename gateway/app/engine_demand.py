@@ -236,8 +236,8 @@ class EngineDemand:
                 self._tell(endpoint, known, None, now)
             case ResidencyPhase.LEAVING if not known.ended and not engine.busy and now >= known.settles_at:
                 self._end(endpoint, known)
-            case ResidencyPhase.STOPPED if monitor.state not in _LEFT:
-                monitor.retire()
+            case ResidencyPhase.STOPPED | ResidencyPhase.LEAVING if known.heard and monitor.state not in _LEFT:
+                monitor.retire()  # one that its parent ends answers probes until it has ended, or sleeps
 
     def _engine(self, endpoint: EndpointId) -> Engine | None:
         """An engine as the decision sees it; None if it is not configured any more."""

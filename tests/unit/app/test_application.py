@@ -4,10 +4,14 @@ import ssl
 from pathlib import Path
 
 import httpx
+import pytest
 
+from gateway.app.apart import FrontSpec
 from gateway.app.application import Application
 from gateway.app.together import Together
 from gateway.config.settings import Settings
+from gateway.endpoints.identity import Identity
+from gateway.tokens.engine_count import Target
 from tests.until import until
 
 CERTIFICATES = Path(__file__).parents[1] / "config" / "certificates"
@@ -83,6 +87,33 @@ async def test_an_engine_with_a_certificate_of_its_own_is_asked_to_count() -> No
             await application.stop()
     assert answer.status_code == httpx.codes.OK, answer.text
     assert "/tokenize" in engine.asked
+
+
+async def test_an_endpoint_of_which_a_front_hears_that_it_is_down_is_not_asked_to_generate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A front that joins its owner hears that each endpoint is up, and then that one that sleeps is down."""
+    asked: list[str] = []
+
+    async def clamps(target: Target, identity: Identity) -> bool | None:
+        asked.append(target.url)
+        return None
+
+    monkeypatch.setattr("gateway.app.application.clamps", clamps)
+    models = [{"endpoints": [{"url": "http://127.0.0.1:1"}], "tokenizer": "/nonexistent"}]
+    settings = Settings.model_validate({"server": {"port": 0}, "models": models, "counting": {"processes": 0}})
+    application = Application(settings, spec=FrontSpec(1, tmp_path / "owner", bytes(16)))
+    (endpoint,) = application._directory.endpoints
+
+    identity = Identity(("m",), (), None, 1000, "0.32.0")
+    application._directory.up(endpoint, "m", identity)
+    application._directory.down(endpoint)
+    await asyncio.sleep(0)
+    assert asked == []
+    application._directory.up(endpoint, "m", identity)
+    await asyncio.sleep(0)
+    assert asked == ["http://127.0.0.1:1"]
+    await application.stop()
 
 
 async def test_each_gateway_has_a_key_of_its_own_and_numbers_its_requests() -> None:

@@ -188,6 +188,21 @@ def test_one_that_was_ending_before_its_owner_has_its_cards_until_its_end():
     assert world.asked == [("run", B)]
 
 
+def test_one_that_was_leaving_before_its_owner_gets_no_requests_though_it_answers_probes():
+    world = World()
+    world.monitors[A].state = State.UP
+    world.pass_time(1)
+    assert world.monitors[A].state is State.UP, "until its parent has said what it does, it may serve"
+    world.hear(A, ResidencyPhase.LEAVING)
+    world.pass_time(LOOK)
+    assert world.monitors[A].state is State.STOPPED, "what it got now would be cut off, or wait until somebody wakes it"
+    world.hear(B)
+    world.hear(A)
+    world.demand.awaited(0, {"red": 0.0})
+    world.pass_time(LOOK)
+    assert (world.asked, world.monitors[A].state) == ([("run", A)], State.STARTING)
+
+
 def test_of_one_that_is_lost_nothing_is_expected_and_nothing_is_started_in_its_place(world):
     world.demand.awaited(0, {"red": 0.0, "blue": 0.0})
     world.pass_time(LOOK)
