@@ -42,7 +42,7 @@ class Reached:
 
     def target(self, endpoint: Endpoint) -> Target:
         """An endpoint as it is asked for counts."""
-        ask = EngineQuestions(self._upstream, endpoint.base_url, endpoint.api_key)
+        ask = EngineQuestions(self._upstream, endpoint.base_url, endpoint.api_key, endpoint.watch.failed)
         return Target(endpoint.base_url, ask, endpoint.kind)
 
     def follow(self, configured: Mapping[EndpointId, Access]) -> None:

@@ -3,6 +3,7 @@
 Apart from `attempts.py`, so that a long stream does not keep in memory what only this needed.
 """
 
+import asyncio
 from dataclasses import replace
 
 from msgspec import structs
@@ -32,6 +33,8 @@ from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
 from gateway.wire.request import Edits, GenerationRequest
 
+_NOTICED = 0.25
+"""Seconds after which it is known that an engine is down which did not take a question: it is probed at once."""
 _BYTES_PER_TOKEN = 4
 """Used only to give a size to a request that observe mode lets through uncounted."""
 
@@ -105,6 +108,8 @@ async def _counted(
             if not _observes(plane, pool, refused.outcome):
                 raise
             return _estimate(request), pool
+        if not waited and pool.healthy():
+            await asyncio.sleep(_NOTICED)
         # Only an engine can count this, and none is up: wait for one. It may leave again before it has counted.
         pool = await wait_for_endpoint(plane, exchange, pool, request.model, len(request.body))
         waited, came_up = True, bool(pool.healthy())

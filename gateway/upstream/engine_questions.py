@@ -1,6 +1,7 @@
 """Questions to an engine's counting routes, on the connections of the relay: one pool of them, one time to connect."""
 
 import asyncio
+from collections.abc import Callable
 
 from gateway.tokens.engine_count import UnansweredError
 from gateway.upstream.http_upstream import HttpUpstream
@@ -17,11 +18,19 @@ class EngineQuestions:
         upstream: the relay's client.
         base_url: of the endpoint.
         api_key: sent to it.
+        failed: told why a question was not answered to the end, but for its time.
     """
 
-    def __init__(self, upstream: HttpUpstream, base_url: str, api_key: str | None) -> None:
+    def __init__(
+        self,
+        upstream: HttpUpstream,
+        base_url: str,
+        api_key: str | None,
+        failed: Callable[[str], None] = lambda _reason: None,
+    ) -> None:
         self._upstream = upstream
         self._base_url = base_url
+        self._failed = failed
         key = () if api_key is None else ((b"authorization", b"Bearer " + api_key.encode()),)
         self._headers = (*_HEADERS, *key)
 
@@ -46,6 +55,7 @@ class EngineQuestions:
         except TimeoutError:
             raise UnansweredError("it did not come to an end in time") from None
         except UpstreamError as error:
+            self._failed(str(error))
             raise UnansweredError(str(error)) from None
         finally:
             del limit  # it knows the task, which keeps what is raised here, and so this frame and the body

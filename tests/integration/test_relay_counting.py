@@ -151,3 +151,13 @@ async def test_the_state_says_what_is_not_counted_here_by_whom_it_is_and_why() -
         ]
         assert "--tokenizer" in counting["reason"]
         assert {kind["reason"] for kind in counting["not_here"]} == {counting["reason"]}
+
+
+async def test_a_prompt_that_only_a_dead_engine_could_count_waits_for_it_before_a_probe_finds_that_dead() -> None:
+    async with FakeVllm() as fake, gateway(fake, health={"interval": 2}) as running:
+        await fake.close()
+        asked = asyncio.create_task(running.post())
+        await asyncio.sleep(1)
+        assert not asked.done()
+        await fake.listen()
+        assert (await asked).status_code == 200

@@ -1,4 +1,5 @@
 import ssl
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ class World:
     def __init__(self) -> None:
         self.trusted: dict[str, ssl.SSLContext | None] = {}
         self.asked: list[tuple[str, bytes | None]] = []
+        self.failed: list[tuple[EndpointId, str]] = []
+        """What the watches heard."""
         nothing: Any = None
         self.directory = Directory(nothing, nothing, nothing, nothing, self._left)
         upstream: Any = self
@@ -36,6 +39,7 @@ class World:
         target = self.reached.target(endpoint)
         with pytest.raises(UnansweredError, match="nobody is here"):
             await target.ask("/tokenize", b"{}", silence=1, longest=1, most=1)
+        assert self.failed.pop() == (endpoint.id, "nobody is here"), "so it is probed at once"
         assert target.url == endpoint.base_url
         return self.asked[-1]
 
@@ -49,7 +53,7 @@ class World:
         self.reached.left(endpoint)
 
     def _watch(self, endpoint: EndpointId) -> Any:
-        return f"watch over {endpoint}"
+        return SimpleNamespace(over=endpoint, failed=lambda reason: self.failed.append((endpoint, reason)))
 
     def endpoint(self, name: EndpointId) -> Endpoint:
         return self.directory.endpoints[name]
@@ -66,7 +70,8 @@ async def test_each_configured_endpoint_is_known_with_what_its_requests_need(wor
     assert set(world.directory.endpoints) == {ONE, TWO}
     endpoint = world.endpoint(ONE)
     assert (endpoint.base_url, endpoint.api_key) == (f"https://{ONE}", "one")
-    assert (endpoint.settings, endpoint.watch) == (configured[ONE].model, f"watch over {ONE}")
+    watch: Any = endpoint.watch
+    assert (endpoint.settings, watch.over) == (configured[ONE].model, ONE)
     assert world.trusted == {f"https://{name}": configured[name].tls for name in (ONE, TWO)}
     assert await world.asks(endpoint) == (f"https://{ONE}", b"Bearer one")
     assert await world.asks(world.endpoint(TWO)) == (f"https://{TWO}", b"Bearer one")
