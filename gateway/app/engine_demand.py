@@ -11,6 +11,7 @@ from gateway.admission.residency import Engine, Retire, Start, decide, ready_at
 from gateway.app.monitors import Monitors
 from gateway.config.engine import Launched, OnDemand
 from gateway.endpoints.health import State
+from gateway.endpoints.monitor import EndpointMonitor
 from gateway.pools.cores import Cores
 from gateway.pools.interface import Follower
 from gateway.pools.launcher import EngineNews, Launcher
@@ -156,6 +157,8 @@ class EngineDemand:
                 known.enter(phase, now)
                 known.ended, known.settles_at = False, now + TAKEN_OVER
                 self._tell(endpoint, known, None, now)
+            case ResidencyPhase.LEAVING if known.phase is ResidencyPhase.LEAVING and endpoint in self._monitors:
+                self._leave_alone(self._monitors[endpoint])  # now: at the next look, requests may be on it
         comes = known.phase in {ResidencyPhase.STARTING, ResidencyPhase.UP}
         if comes and (monitor := self._monitors.get(endpoint)) is not None and not monitor.serving:
             monitor.rouse()  # it is probed at once
@@ -236,8 +239,14 @@ class EngineDemand:
                 self._tell(endpoint, known, None, now)
             case ResidencyPhase.LEAVING if not known.ended and not engine.busy and now >= known.settles_at:
                 self._end(endpoint, known)
-            case ResidencyPhase.STOPPED | ResidencyPhase.LEAVING if known.heard and monitor.state not in _LEFT:
-                monitor.retire()  # one that its parent ends answers probes until it has ended, or sleeps
+            case ResidencyPhase.STOPPED | ResidencyPhase.LEAVING if known.heard:
+                self._leave_alone(monitor)
+
+    @staticmethod
+    def _leave_alone(monitor: EndpointMonitor) -> None:
+        """Have nothing sent to an engine that its parent ends: it answers probes until it has ended, or sleeps."""
+        if monitor.state not in _LEFT:
+            monitor.retire()
 
     def _engine(self, endpoint: EndpointId) -> Engine | None:
         """An engine as the decision sees it; None if it is not configured any more."""
