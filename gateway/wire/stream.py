@@ -130,11 +130,12 @@ _MARKS: dict[Api, tuple[bytes, ...]] = {
     Api.CHAT: _CHOICES,
     Api.BATCH: _CHOICES,
     Api.COMPLETIONS: _CHOICES,
-    Api.RESPONSES: (b"event: response.c", b"event: response.f", b"event: response.inc", b"event: error", b'{"error"'),
-    Api.MESSAGES: (b"event: message_", b"event: error", b'data: {"error"'),
+    Api.RESPONSES: (b'"response.c', b'"response.f', b'"response.inc', b'"error"'),
+    Api.MESSAGES: (b'"message_', b'"error"'),
 }
 """The marks; an event without any is an ordinary token. Engines write their JSON without spaces; some put
-none after `data:`, either. Servers elsewhere may write it as Python's `json` does."""
+none after `data:`, either. Servers elsewhere may write it as Python's `json` does. Types are looked for in the JSON:
+some write no line `event:`."""
 
 _ANY_EVENT = b"\n\n"
 _TOKEN_MARK: dict[Api, bytes] = {
@@ -156,9 +157,9 @@ _TEXT_FIELD: dict[Api, bytes] = {
 _SINGLES: dict[Api, int] = {Api.CHAT: 2, Api.COMPLETIONS: 1}
 """Number of first events of each sequence that hold at most one token, whatever interval the client wants."""
 
-_PRELIMINARY_EVENTS = (b"event: response.created", b"event: response.in_progress", b":")
-"""Events that promise nothing: the Responses API sends the first two before the engine has even taken the request, and
-the third is a comment."""
+_PRELIMINARY = re.compile(rb'^:|"type": ?"response\.(?:created|in_progress)"')
+"""Events that promise nothing: the Responses API sends two before the engine has even taken the request, and the
+first is a comment."""
 _FINISHING_EVENTS = frozenset({"response.completed", "response.incomplete", "message_delta"})
 _CLOSING_EVENTS = frozenset({"response.completed", "response.incomplete", "message_stop"})
 
@@ -284,7 +285,7 @@ class StreamReader:
         """Take an ordinary event as the pattern of the next ones: they differ from it only in the text of their token.
 
         A text ends with its first quote. What precedes it ends with a field's name, and what follows begins with
-        `",` or `"}`: so no text without a quote makes them a mark together.
+        `",` or `"}`: so no text without a quote makes them a mark together that means anything.
         """
         field = self._text_field
         at = chunk.find(field, start) + len(field)
@@ -392,8 +393,9 @@ class StreamReader:
     def _read_known(self, parsed: _Event, event: bytes) -> bool:
         response = parsed.response
         counts = parsed.usage or (response.usage if response is not None else None)
+        reasons = _FINISHED.findall(parsed.choices)
         if counts is not None and (usage := counts.read(self.api)) is not None:
-            self._used(usage, parsed.choices)
+            self._used(usage, parsed.choices, last=self.finished or bool(reasons))
         if response is not None and response.id is not None:
             self.response_id = response.id
         cancelled = response is not None and response.status == "cancelled"
@@ -405,7 +407,7 @@ class StreamReader:
             self.finished = True
         if parsed.type in _CLOSING_EVENTS:
             self.closed = True
-        if reasons := _FINISHED.findall(parsed.choices):
+        if reasons:
             if _ABORT in reasons:
                 self.failure = Failure(FailureKind.ABORTED, 502, "the engine gave the request up")
                 return False
@@ -413,8 +415,12 @@ class StreamReader:
             self.finish_reasons = _kept(self.finish_reasons, reasons)
         return not (self._strip_usage and bytes(parsed.choices) == b"[]" and parsed.usage is not None)
 
-    def _used(self, usage: Usage, choices: msgspec.Raw) -> None:
-        """Take the engine's count: of the whole answer, or of one sequence beside a piece of it."""
+    def _used(self, usage: Usage, choices: msgspec.Raw, *, last: bool) -> None:
+        """Take the engine's count: of the whole answer, or of one sequence beside a piece of it.
+
+        `last`: a sequence has ended. If it is the only one, its count is that of the whole answer, and some servers
+        give no other.
+        """
         if bytes(memoryview(choices)[:5]) in (b"[]", b"null"):
             first = self._prompt
             if first is not None and not usage.prompt_tokens:  # a llama-server says it once
@@ -430,6 +436,8 @@ class StreamReader:
             known = _CHOICE_LIST.decode(choices)
         except _UNREADABLE:
             return  # an unknown shape: leave it to the client
+        if last and len(self._sequences) == 1:
+            self.usage = usage if all(choice.index == 0 for choice in known) else None
         for choice in known:
             if choice.index not in self._sequences:
                 continue  # an engine could name new ones for ever
@@ -471,7 +479,7 @@ def says_something(data: bytes) -> bool:
 def is_preliminary(data: bytes) -> bool:
     """Whether these events do not yet show that the engine will answer."""
     events = _BOUNDARY.split(data, maxsplit=_MOST_READ)
-    return len(events) <= _MOST_READ and all(event.startswith(_PRELIMINARY_EVENTS) for event in events if event)
+    return len(events) <= _MOST_READ and all(_PRELIMINARY.search(event) for event in events if event)
 
 
 class BodyFacts(msgspec.Struct, frozen=True):

@@ -156,7 +156,7 @@ async def test_an_engine_that_sends_only_comments_is_silent(plane, comment):
 
 
 async def test_a_stream_begins_with_its_first_event_of_any_worth(plane, monkeypatch):
-    created = b"event: response.created\ndata: {}\n\n"
+    created = b'event: response.created\ndata: {"type":"response.created"}\n\n'
     body = b'{"model":"m","input":"x","stream":true}'
     plane.replies.extend([stream(created, LOST), stream(created, created, LOST)])
     client = plane.ask(body, path="/v1/responses")

@@ -116,6 +116,42 @@ def test_json_with_spaces_as_python_writes_it_says_the_same(api):
     assert stripped == b"".join(event for event in events if b'"usage": {' not in event)
 
 
+@pytest.mark.parametrize("api", [Api.RESPONSES, Api.MESSAGES])
+@pytest.mark.parametrize("name", [b"event:", b""])
+@pytest.mark.parametrize("spaced", [False, True])
+def test_a_stream_is_read_by_the_types_in_its_json_for_not_all_servers_write_the_line_before(api, name, spaced):
+    def written(event):
+        line, _, said = event.partition(b"\ndata: ")
+        said = json.dumps(json.loads(said)).encode() if spaced else said.strip()
+        return (name + line.removeprefix(b"event: ") + b"\n" if name else b"") + b"data: " + said + b"\n\n"
+
+    events = [written(event) for event in answer(api) if event.startswith(b"event")]
+    reader, forwarded = read(api, events)
+    assert forwarded == b"".join(events)
+    assert (reader.finished, reader.closed, reader.usage, reader.failure) == (True, True, counted(api), None)
+    assert [is_preliminary(event) for event in events[:3]] == [api is Api.RESPONSES] * 2 + [False]
+    failed = b'data: {"type":"error","error":{"type":"overloaded_error","message":"no"}}\n\n'
+    reader, forwarded = read(api, [*events[:4], failed])
+    assert (forwarded, reader.failure.message) == (b"".join(events[:4]), "no")
+
+
+@pytest.mark.parametrize("api", OPENAI)
+@pytest.mark.parametrize("behind", [False, True])
+def test_usage_beside_the_end_of_the_only_sequence_is_that_of_the_answer(api, behind):
+    """Some servers elsewhere send no chunk that carries only usage."""
+    usage = {"prompt_tokens": 3, "completion_tokens": 4}
+    last = {"usage": None} if behind else {"usage": usage}
+    events = [
+        chunk(choices=[{"index": 0, "finish_reason": None}]),
+        chunk(choices=[{"index": 0, "finish_reason": "stop"}], **last),
+    ]
+    if behind:
+        events.append(chunk(choices=[{"index": 0, "finish_reason": None}], usage=usage))
+    reader, forwarded = read(api, [*events, b"data: [DONE]\n\n"], strip_usage=True)
+    assert forwarded == b"".join([*events, b"data: [DONE]\n\n"])
+    assert (reader.usage, reader.failure) == (Usage(3, 4), None)
+
+
 @settings(max_examples=150)
 @given(
     api=st.sampled_from(STREAMED),
