@@ -240,17 +240,15 @@ class Application:
 
     async def drain(self, timeout: float) -> None:
         """Take no new work, and wait at most `timeout` seconds for running requests to finish."""
-        self._gateway.draining = self._view.draining = True
         self._broadcast.close()
-        self._core.leave()
-        self._plane.lobby.drain()
+        self._refuse()
         if not await self._gateway.wait_idle(timeout):
             _log.warning("gave up on requests that did not finish in time", requests=self._gateway.active)
 
     async def hand_over(self, timeout: float) -> None:
         """Leave new connections to another process, and serve the open ones to their end, at most `timeout` seconds.
 
-        Nothing is refused, and waiting requests keep their places.
+        Until then nothing is refused, and waiting requests keep their places.
         """
         self._broadcast.close()
         self._core.part()
@@ -263,6 +261,13 @@ class Application:
                     await asyncio.sleep(_POLL)
         except TimeoutError:
             _log.warning("gave up on requests that did not finish in time", requests=self._gateway.active)
+            self._refuse()  # what waits is to hear that before its connection ends
+
+    def _refuse(self) -> None:
+        """Refuse what waits, and take no new work."""
+        self._gateway.draining = self._view.draining = True
+        self._core.leave()
+        self._plane.lobby.drain()
 
     async def stop(self) -> None:
         """Close everything."""

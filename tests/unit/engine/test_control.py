@@ -41,6 +41,15 @@ async def test_socket_and_folder_are_their_users_alone():
     assert not (run_folder() / "1.sock").exists()
 
 
+async def test_a_socket_that_cannot_be_removed_is_left():
+    """As where its disk has become read-only."""
+    async with control(1, None):
+        socket_file = run_folder() / "1.sock"
+        socket_file.unlink()
+        socket_file.mkdir()  # so that its removal fails
+    assert socket_file.exists()
+
+
 async def test_nobody_there_is_said():
     with pytest.raises(ControlError, match="no kvgate runs here: "):
         await asking()
