@@ -163,6 +163,12 @@ class EngineDemand:
         if comes and (monitor := self._monitors.get(endpoint)) is not None and not monitor.serving:
             monitor.rouse()  # it is probed at once
 
+    def undrained(self, endpoint: EndpointId) -> None:
+        """Its operator lets an endpoint back. Its engine may not run, or be about to end."""
+        known = self._engines.get(endpoint)
+        if known is not None and known.heard and known.phase in {ResidencyPhase.STOPPED, ResidencyPhase.LEAVING}:
+            self._leave_alone(self._monitors[endpoint])
+
     def lost(self, address: str) -> None:
         """Nothing can be known of an engine until there is news of it again. What is on it may go on."""
         endpoint, now = EndpointId(address), self._clock()

@@ -161,6 +161,7 @@ class Owner:
     async def undrain(self, endpoint_id: str) -> None:
         """See `Deciding.undrain`."""
         self._monitor(endpoint_id).undrain()
+        self.demand.undrained(EndpointId(endpoint_id))
 
     async def give(self, model: str, adapter: str, path: str | None) -> None:
         """See `Deciding.give`."""

@@ -205,6 +205,24 @@ def test_one_that_was_leaving_before_its_owner_gets_no_requests_though_it_answer
     assert (world.asked, world.monitors[A].state) == ([("run", A)], State.STARTING)
 
 
+@pytest.mark.parametrize("phase", [ResidencyPhase.LEAVING, ResidencyPhase.STOPPED])
+def test_one_that_leaves_or_does_not_run_gets_no_requests_though_its_operator_undrains_it(phase):
+    world = World()
+    world.hear(A, phase)
+    world.monitors[A].state = State.STARTING
+    world.demand.undrained(A)
+    assert world.monitors[A].state is State.STOPPED, "a probe may find it up before the next look"
+
+
+def test_one_that_runs_is_let_back_when_its_operator_undrains_it():
+    world = World()
+    world.hear(A, ResidencyPhase.UP)
+    world.monitors[A].state = State.STARTING
+    world.demand.undrained(A)
+    world.demand.undrained(EndpointId("no engine on demand"))
+    assert world.monitors[A].state is State.STARTING
+
+
 def test_of_one_that_is_lost_nothing_is_expected_and_nothing_is_started_in_its_place(world):
     world.demand.awaited(0, {"red": 0.0, "blue": 0.0})
     world.pass_time(LOOK)
