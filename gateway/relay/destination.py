@@ -14,6 +14,8 @@ from gateway.relay.heartbeat import heartbeat
 from gateway.relay.plane import Plane
 from gateway.wire.shown import shown
 
+NOTICED = 0.25
+"""Seconds after which it is known that an engine is down which did not take a request: it is probed at once."""
 _Ready = TypeVar("_Ready")
 _UNKNOWN = 10.0
 """Seconds until a retry where nothing is known of when an endpoint is back."""

@@ -12,7 +12,7 @@ from gateway.pools.directory import Endpoint, Pool
 from gateway.relay.body_parsing import read
 from gateway.relay.charge import charged
 from gateway.relay.demand import refuse_adapter
-from gateway.relay.destination import find_pool, retry_after, wait_for_endpoint
+from gateway.relay.destination import NOTICED, find_pool, retry_after, wait_for_endpoint
 from gateway.relay.editing import check_names
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.flights import Interruption
@@ -21,7 +21,7 @@ from gateway.relay.payload import Allowance, Payload
 from gateway.relay.plane import Plane
 from gateway.relay.stored import stored
 from gateway.server.asgi import ClientGoneError, Headers, Scope, header, path
-from gateway.upstream.interface import Answer, UpstreamError
+from gateway.upstream.interface import Answer, ConnectFailedError, UpstreamError
 from gateway.wire.engine_kinds import Meaning
 from gateway.wire.form import form_model, is_form
 from gateway.wire.passing_usage import PassingUsage
@@ -36,6 +36,10 @@ _OK = 200
 
 class _EvacuatedError(Exception):
     """The request was taken off its endpoint, which went down or hangs."""
+
+
+class _UnreachedError(Exception):
+    """No endpoint that it was to go to took its connection."""
 
 
 async def relay(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload, *, computes: bool) -> Outcome:
@@ -70,8 +74,8 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload
     prompt_tokens = min(estimated, pool.max_model_len) if computes else None
     most = size * pool.max_model_len  # each byte might be an input of its own
     async with charged(plane, exchange, pool, most, lambda: estimated) if computes else contextlib.nullcontext():
-        came_up = True
-        while came_up:  # the last one may have left again before there was a place
+        came_up, unreached = True, False
+        while came_up:  # the last one may have left again before there was a place, or have just ended
             pool = await wait_for_endpoint(plane, exchange, pool, name, size)
             came_up = bool(pool.healthy())
             async with _place(plane, exchange, pool, size) as leave:
@@ -81,16 +85,21 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload
                         return pool.in_turn(plane.clock())
 
                     pool.retries.sent(plane.clock())
-                    return await _pass(
-                        plane,
-                        scope,
-                        exchange,
-                        payload,
-                        offered,
-                        on_answer=leave,
-                        prompt_tokens=prompt_tokens,
-                        model=name,
-                    )
+                    with contextlib.suppress(_UnreachedError):
+                        return await _pass(
+                            plane,
+                            scope,
+                            exchange,
+                            payload,
+                            offered,
+                            on_answer=leave,
+                            prompt_tokens=prompt_tokens,
+                            model=name,
+                            waits=not unreached,
+                        )
+                    unreached = True
+            if unreached:
+                await asyncio.sleep(NOTICED)
         again = retry_after(pool.endpoints.values())
         raise RefusedError(Outcome.NO_ENDPOINT, "No endpoint is ready to serve this model.", retry_after=again)
 
@@ -134,14 +143,20 @@ async def _pass(
     on_answer: Callable[[], None] = lambda: None,
     prompt_tokens: int | None = None,
     model: str | None = None,
+    waits: bool = False,
 ) -> Outcome:
     """Try it on the endpoints that are offered.
 
     `on_answer` is called when the answer begins. `prompt_tokens`: what the engine computes; None for nothing. `model`:
-    the name that it asks for.
+    the name that it asks for. `waits`: what no endpoint has seen may wait for one.
+
+    Raises:
+        RefusedError: it ends with an error.
+        _UnreachedError: it may wait, and no endpoint took its connection.
     """
     tried: set[EndpointId] = set()
     reason, evacuated, lacking = "", False, False
+    unreached = 0
 
     def another() -> Endpoint | None:
         return next((e for e in offered() if e.id not in tried and (not lacking or e.tells(model))), None)
@@ -178,6 +193,7 @@ async def _pass(
                 exchange.unanswered(Back.FAILED)
                 endpoint.watch.failed(str(error))
                 reason = str(error)
+                unreached += isinstance(error, ConnectFailedError)
                 continue
             lacking = endpoint.lacks(answer.status, model)
             if (
@@ -196,6 +212,12 @@ async def _pass(
                 return await _through(plane.settings, exchange, answer, piece, computed=prompt_tokens is not None)
             finally:
                 answer.close()
+    return await _unanswered(exchange, reason, waits=waits and unreached == len(tried))
+
+
+async def _unanswered(exchange: Exchange, reason: str, *, waits: bool) -> Outcome:
+    if waits:
+        raise _UnreachedError
     return await exchange.refuse(Outcome.UPSTREAM_ERROR, f"The endpoint did not answer: {reason}.")
 
 

@@ -24,7 +24,7 @@ from gateway.relay.demand import (
     refuse_overriding,
     require_endpoints,
 )
-from gateway.relay.destination import retry_after, still_served, wait_for_endpoint
+from gateway.relay.destination import NOTICED, retry_after, still_served, wait_for_endpoint
 from gateway.relay.editing import asks_usage, check_names, edited_for
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.fingerprint import fingerprint
@@ -33,8 +33,6 @@ from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
 from gateway.wire.request import Edits, GenerationRequest
 
-_NOTICED = 0.25
-"""Seconds after which it is known that an engine is down which did not take a question: it is probed at once."""
 _BYTES_PER_TOKEN = 4
 """Used only to give a size to a request that observe mode lets through uncounted."""
 
@@ -109,7 +107,7 @@ async def _counted(
                 raise
             return _estimate(request), pool
         if not waited and pool.healthy():
-            await asyncio.sleep(_NOTICED)
+            await asyncio.sleep(NOTICED)
         # Only an engine can count this, and none is up: wait for one. It may leave again before it has counted.
         pool = await wait_for_endpoint(plane, exchange, pool, request.model, len(request.body))
         waited, came_up = True, bool(pool.healthy())

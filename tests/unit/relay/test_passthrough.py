@@ -8,7 +8,7 @@ from gateway.admission.events import EndpointId
 from gateway.admission.tuning import TUNING
 from gateway.pools.directory import StoredResponse
 from gateway.relay.client_identity import Client, Clients
-from gateway.upstream.interface import ConnectionLostError
+from gateway.upstream.interface import ConnectFailedError, ConnectionLostError
 from gateway.wire.request import INLINE_BYTES
 from tests.fakes.plane import TOKEN, FakePlane, Reply, stream
 from tests.fakes.vllm.shapes import BUSY
@@ -220,6 +220,22 @@ async def test_an_endpoint_that_is_not_there_is_waited_for(plane):
     plane.cores.down(EndpointId("b"), "down: gone")
     client = await ended(ask(plane))
     assert (client.status, error(client)["code"]) == (503, "no_endpoint")
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_one_that_no_endpoint_has_seen_waits_for_one_though_none_was_known_to_be_down(plane, comes_back):
+    """As in the moment after an engine's end, which no probe has seen yet."""
+    plane.cores.down(EndpointId("b"), "down: gone")
+    ended_just_now = ConnectFailedError("connection refused")
+    plane.replies += [ended_just_now, Reply(b"{}") if comes_back else ended_just_now]
+    client = ask(plane)
+    await asyncio.sleep(0.1)
+    plane.cores.down(EndpointId("a"), "down: connection refused")
+    await asyncio.sleep(5)
+    plane.up("a")
+    await ended(client)
+    assert [url for url, *_ in plane.sent] == ["http://a"] * 2
+    assert client.status == (200 if comes_back else 502), "it is not sent for ever"
 
 
 async def test_an_endpoint_in_the_place_of_all_that_have_gone_is_waited_for(plane):
