@@ -18,7 +18,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
 demo: $(if $(wildcard $(READY)),$(READY),$(DEMO))
 	$(BIN)/kvgate demo --engine $(ENGINE) $(ARGS)
 
-# What needs a model that is still being set up waits for it: that takes a minute of one core on a new machine.
+# On a new machine the models take a minute of one core: they are set up beside the first tests, and tests that need one wait.
 test: $(READY)
 	@$(MAKE) --no-print-directory --jobs 3 models suite
 

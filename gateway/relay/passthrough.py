@@ -151,7 +151,6 @@ async def _pass(
     the name that it asks for. `waits`: what no endpoint has seen may wait for one.
 
     Raises:
-        RefusedError: it ends with an error.
         _UnreachedError: it may wait, and no endpoint took its connection.
     """
     tried: set[EndpointId] = set()
@@ -216,6 +215,7 @@ async def _pass(
 
 
 async def _unanswered(exchange: Exchange, reason: str, *, waits: bool) -> Outcome:
+    """End what no endpoint has answered; see `_pass`."""
     if waits:
         raise _UnreachedError
     return await exchange.refuse(Outcome.UPSTREAM_ERROR, f"The endpoint did not answer: {reason}.")

@@ -22,11 +22,7 @@ class EngineQuestions:
     """
 
     def __init__(
-        self,
-        upstream: HttpUpstream,
-        base_url: str,
-        api_key: str | None,
-        failed: Callable[[str], None] = lambda _reason: None,
+        self, upstream: HttpUpstream, base_url: str, api_key: str | None, failed: Callable[[str], None]
     ) -> None:
         self._upstream = upstream
         self._base_url = base_url

@@ -13,5 +13,5 @@ from gateway.upstream.http_upstream import HttpUpstream
 async def target_at(url: str) -> AsyncIterator[Target]:
     """The engine at this URL, without a key."""
     upstream = HttpUpstream(UpstreamSettings)
-    yield Target(url, EngineQuestions(upstream, url, None))
+    yield Target(url, EngineQuestions(upstream, url, None, lambda _: None))
     await upstream.close()

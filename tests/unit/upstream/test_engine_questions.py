@@ -14,10 +14,20 @@ from tests.unit.upstream.endpoint import CHUNKED, Server, fetch, upstream
 from tests.until import until
 
 
+def nobody(_reason: str) -> None:
+    """Whom nothing is told."""
+
+
 async def asked(
-    client: HttpUpstream, url: str, *, silence: float = 5.0, longest: float = 20.0, most: int = 1000
+    client: HttpUpstream,
+    url: str,
+    failed: Callable[[str], None] = nobody,
+    *,
+    silence: float = 5.0,
+    longest: float = 20.0,
+    most: int = 1000,
 ) -> tuple[int, bytes]:
-    ask = EngineQuestions(client, url, "key")
+    ask = EngineQuestions(client, url, "key", failed)
     return await ask("/tokenize", b'{"prompt": "x"}', silence=silence, longest=longest, most=most)
 
 
@@ -32,7 +42,7 @@ async def test_a_question_is_json_with_the_endpoints_key_and_its_answer_comes_as
 
 async def test_an_endpoint_without_a_key_gets_none(server: Server) -> None:
     async with upstream() as client:
-        ask = EngineQuestions(client, server.url, None)
+        ask = EngineQuestions(client, server.url, None, nobody)
         assert await ask("/tokenize", b"{}", silence=5, longest=5, most=10) == (200, b"ok")
     assert b"authorization" not in server.heads[0]
 
@@ -51,7 +61,7 @@ async def test_of_a_question_that_fails_in_a_task_nothing_is_kept(server: Server
 
     server.scripts = [lose]
     async with upstream() as client:
-        ask = EngineQuestions(client, server.url, None)
+        ask = EngineQuestions(client, server.url, None, nobody)
         with contextlib.suppress(UnansweredError):
             await asyncio.create_task(ask("/tokenize", bytes(4 * 2**20), silence=5, longest=5, most=10))
             raise AssertionError("it was answered")
@@ -86,23 +96,25 @@ async def test_who_is_silent_or_takes_too_long_is_not_waited_for(
             await asyncio.sleep(0.5 if silence < 1 else 0.01)
 
     server.scripts = [drip]
-    began = time.monotonic()
+    began, failed = time.monotonic(), list[str]()
     async with upstream() as client:
         with pytest.raises(UnansweredError, match="did not come to an end in time"):
-            await asked(client, server.url, silence=silence, longest=longest, most=10**6)
+            await asked(client, server.url, failed.append, silence=silence, longest=longest, most=10**6)
     assert time.monotonic() - began < 5
+    assert failed == [], "it may be at work"
 
 
 async def test_no_connection_and_a_lost_one_are_told_by_what_happened(server: Server) -> None:
     async def lose(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await server.head(reader)
 
-    server.scripts = [lose]
+    server.scripts, failed = [lose], list[str]()
     async with upstream() as client:
         with pytest.raises(UnansweredError, match="the connection was closed before the answer ended"):
-            await asked(client, server.url)
+            await asked(client, server.url, failed.append)
         with pytest.raises(UnansweredError, match="connection refused"):
-            await asked(client, f"http://127.0.0.1:{free_port()}")
+            await asked(client, f"http://127.0.0.1:{free_port()}", failed.append)
+    assert len(failed) == 2
 
 
 async def test_a_lack_of_descriptors_is_no_engines_failure(monkeypatch: pytest.MonkeyPatch) -> None:
