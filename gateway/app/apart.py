@@ -207,9 +207,6 @@ class Apart:
         del settings, endpoints  # the front has put them in force
         self._link.keys_changed()
 
-    def part(self) -> None:
-        """Nothing: the next owner hears what is here."""
-
     def leave(self) -> None:
         """Refuse what waits here."""
         self._link.leave()

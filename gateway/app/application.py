@@ -251,7 +251,6 @@ class Application:
         Until then nothing is refused, and waiting requests keep their places.
         """
         self._broadcast.close()
-        self._core.part()
         for listener in self._listeners:
             listener.retire()
         _log.info("handing over", connections=self._connections())

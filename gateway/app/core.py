@@ -61,10 +61,6 @@ class Core(Deciding, Protocol):
         """Put other settings in force."""
         ...
 
-    def part(self) -> None:
-        """Leave new connections, and what is to run, to another process."""
-        ...
-
     def leave(self) -> None:
         """Refuse what waits here, and take no new requests."""
         ...

@@ -34,6 +34,7 @@ MOST_REST = 60.0
 _DOUBLINGS = 99
 """Most of it that are computed: 1024 are no float any more, and a weekend has time for as many starts."""
 _LAUNCH = "the gateway whose `tier.advertise` has this host launches it, and cannot be reached, or there is none"
+_RUNS = frozenset({ResidencyPhase.STARTING, ResidencyPhase.UP})
 _LEFT = frozenset({State.STOPPED, State.DRAINING})
 _log = structlog.get_logger("kvgate.engines")
 
@@ -64,8 +65,6 @@ class _Known:
         """Whether its parent was told to end it, or need not be."""
         self.told: float | None = None
         """When those that wait were told to expect it."""
-        self.used: bool | None = None
-        """Whether requests of this process need it, as its parent was told since another process decides."""
 
     def enter(self, phase: ResidencyPhase, now: float) -> None:
         self.phase, self.since = phase, now
@@ -101,8 +100,6 @@ class EngineDemand:
         self._engines = {EndpointId(at): _Known(how, clock()) for at, how in launched.items() if how is not None}
         self._awaited: dict[int, Mapping[str, float]] = {}
         """By front and model: when the oldest request came that waits there, as only an engine can count it."""
-        self._parts = False
-        """Whether another process decides by now."""
         parent.on_news, parent.on_lost = self.heard, self.lost
 
     @property
@@ -125,10 +122,6 @@ class EngineDemand:
         """A front has gone."""
         self._awaited.pop(front, None)
 
-    def part(self) -> None:
-        """Leave the decision to another process. The parent hears from now on which engines are still needed here."""
-        self._parts = True
-
     def ready_in(self) -> dict[EndpointId, float | None]:
         """Seconds until each engine that does not run would be up for a request that comes now; None if not known."""
         now = self._clock()
@@ -142,6 +135,8 @@ class EngineDemand:
         """Take news of the parent."""
         endpoint = EndpointId(news.address)
         known, now = self._engines.get(endpoint), self._clock()
+        if news.leaves and news.phase in _RUNS and endpoint not in self._monitors:
+            self._parent.end(endpoint)  # no settings name it any more, so nothing is on it
         if known is None:
             return
         known.takes, known.leaves = news.takes, news.leaves
@@ -159,8 +154,7 @@ class EngineDemand:
                 self._tell(endpoint, known, None, now)
             case ResidencyPhase.LEAVING if known.phase is ResidencyPhase.LEAVING and endpoint in self._monitors:
                 self._leave_alone(self._monitors[endpoint])  # now: at the next look, requests may be on it
-        comes = known.phase in {ResidencyPhase.STARTING, ResidencyPhase.UP}
-        if comes and (monitor := self._monitors.get(endpoint)) is not None and not monitor.serving:
+        if known.phase in _RUNS and (monitor := self._monitors.get(endpoint)) is not None and not monitor.serving:
             monitor.rouse()  # it is probed at once
 
     def undrained(self, endpoint: EndpointId) -> None:
@@ -179,9 +173,6 @@ class EngineDemand:
 
     def look(self) -> None:
         """Have done what is due now."""
-        if self._parts:
-            self._say_used()
-            return
         now = self._clock()
         engines = []
         for endpoint, known in self._engines.items():
@@ -192,7 +183,7 @@ class EngineDemand:
             if not (known.heard or known.missed) and engine.waits_since is not None and now > known.since + MISSED:
                 known.missed = True
                 _log.error("nobody launches an engine that a request waits for", endpoint=endpoint, help=_LAUNCH)
-            if known.leaves and known.phase in {ResidencyPhase.STARTING, ResidencyPhase.UP}:
+            if known.leaves and known.phase in _RUNS:
                 self._retire(endpoint, known, now)
             engines.append(self._engine(endpoint) or engine)
         for command in decide(engines, now):
@@ -207,15 +198,6 @@ class EngineDemand:
                 case Retire(endpoint):
                     self._retire(endpoint, known, now)
         self._expect(engines, now)
-
-    def _say_used(self) -> None:
-        for endpoint, known in self._engines.items():
-            monitor = self._monitors.get(endpoint)
-            waits = self._waits_since(endpoint) is not None
-            used = monitor is not None and (self._busy(endpoint) or (waits and monitor.state not in _LEFT))
-            if used is not known.used:
-                known.used = used
-                (self._parent.run if used else self._parent.end)(endpoint)
 
     def _retire(self, endpoint: EndpointId, known: _Known, now: float) -> None:
         _log.info("engine leaves", endpoint=endpoint, waited_for=self._waits_since(endpoint) is not None)

@@ -93,10 +93,6 @@ class Together(Owner):
         """The present status of each endpoint."""
         return [monitor.status for monitor in self.monitors.values()]
 
-    def part(self) -> None:
-        """Leave the engines on demand to another process."""
-        self.demand.part()
-
     def leave(self) -> None:
         """Refuse what waits, and take no new requests."""
         self.cores.drain()

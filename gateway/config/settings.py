@@ -66,9 +66,9 @@ class ServerSettings(Section):
     tls_key: Path | None = Field(None, description="Its key (PEM, without a password).")
     workers: Annotated[int, Field(gt=0)] | Literal["auto"] = Field(
         1,
-        description="Processes that read, count and stream requests. With more than one, another process decides for "
-        "all of them. `auto`: one for each core but one. Limits on connections, bodies and relayed requests are for "
-        "all together.",
+        description="Processes that read, count and stream requests. With more than one, or engines on demand, another "
+        "process decides for all of them. `auto`: one for each core but one. Limits on connections, bodies and "
+        "relayed requests are for all together.",
     )
     max_body_bytes: int = Field(32 * 2**20, gt=0, description="A larger body is refused with 413.")
     max_header_bytes: int = Field(64 * 2**10, gt=0, description="Larger headers are refused with 431.")

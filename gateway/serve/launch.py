@@ -278,6 +278,11 @@ def _part(settings: Settings, fronts: int) -> Settings:
     )
 
 
+def divided(gateway: Gateway, listening: Sequence[socket.socket], owner: OwnerSocket) -> list[Gateway]:
+    """An owner and its fronts for what one gateway did alone, with its settings."""
+    return list(_gateways(gateway.settings, listening, tuple(_launched(gateway).values()), owner))
+
+
 def knowing(gateway: Gateway, before: Gateway) -> Gateway:
     """The same gateway, which also knows how those of its endpoints come and go that only the one before it knew."""
     known, configured = _launched(gateway), [at.address for model in gateway.settings.models for at in model.endpoints]

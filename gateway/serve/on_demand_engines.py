@@ -11,7 +11,7 @@ from engine.events import BecameReady, Crashed, GaveUp, SupervisorEvent
 from engine.program import Engine
 from engine.supervisor import Supervisor
 from gateway.admission.events import ResidencyPhase
-from gateway.app.parent import END, RUN
+from gateway.app.parent import RUN
 from gateway.pools.launcher import EngineNews
 from gateway.serve.sleep import fall_asleep, wake
 
@@ -80,10 +80,8 @@ class Attendant:
         """How often it began to tell another process."""
         self._going: Collection[Engine] = ()
         """Engines that are about to end, of which the process that decides knows nothing."""
-        self._used: set[str] | None = None
-        """While a gateway ends of whose requests nobody else knows: the addresses of engines that they may be on."""
-        self._kept: dict[str, str] = {}
-        """The last order for each address that has to wait for that."""
+        self._waiting: set[str] = set()
+        """Addresses of engines that are to be started once these have ended."""
 
     def add(self, engine: Engine) -> None:
         """Attend to another engine. It does not run yet."""
@@ -126,36 +124,13 @@ class Attendant:
             self._going = ()
         self._catch_up()
 
-    @contextlib.contextmanager
-    def parting(self) -> Iterator[None]:
-        """While the block runs, no engine is ended that a gateway needs which ends itself; see `used`."""
-        self._used = set(self._held)
-        try:
-            yield
-        finally:
-            self._used = None
-        self._catch_up()
-
-    def used(self, order: str, address: str) -> None:
-        """Hear whether the gateway that ends still needs an engine: `RUN`, or `END`."""
-        if self._used is None:
-            return
-        if order == RUN:
-            self._used.add(address)
-            return
-        self._used.discard(address)
-        held = self._held.get(address)
-        if held is not None and held.engine in self._going:
-            self._want(held, wanted=False)
-        self._catch_up()
-
     def obey(self, order: str, address: str) -> None:
         """Carry out an order, `RUN` or `END`, as soon as that may be."""
-        self._kept.pop(address, None)
+        self._waiting.discard(address)
         if (held := self._held.get(address)) is None:
             return
-        if address in (self._used or ()) if order == END else self._is_taken(held):
-            self._kept[address] = order
+        if order == RUN and self._is_taken(held):
+            self._waiting.add(address)
         else:
             self._want(held, wanted=order == RUN and not held.leaves)
 
@@ -199,9 +174,9 @@ class Attendant:
         return held.phase is not ResidencyPhase.STOPPED
 
     def _catch_up(self) -> None:
-        """Carry out the orders that had to wait."""
-        for address, order in list(self._kept.items()):
-            self.obey(order, address)
+        """Start what had to wait."""
+        for address in list(self._waiting):
+            self.obey(RUN, address)
 
     def _want(self, held: _Held, *, wanted: bool) -> None:
         held.wanted = wanted

@@ -9,8 +9,12 @@ KEY = "KVGATE_HASH_KEY"
 
 
 def is_cut(settings: Settings) -> bool:
-    """Whether the process that decides is not the one that carries requests."""
-    return worker_count(settings) > 1 or settings.tier.redis is not None
+    """Whether the process that decides is not the one that carries requests.
+
+    It is not where engines come and go: what waits for one stays in its place while a reload replaces either process.
+    """
+    several = worker_count(settings) > 1 or settings.tier.redis is not None
+    return several or any(model.engine is not None and model.engine.on_demand for model in settings.models)
 
 
 def worker_count(settings: Settings) -> int:

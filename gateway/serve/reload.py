@@ -34,7 +34,7 @@ from gateway.runtime.interrupts import early, has_terminal
 from gateway.serve.checks import preflight
 from gateway.serve.discovery import Discovery
 from gateway.serve.hang_restarts import Hangs
-from gateway.serve.launch import Gateway, knowing, programs, served_name, telling
+from gateway.serve.launch import Gateway, divided, knowing, programs, served_name, telling
 from gateway.serve.on_demand_engines import Attendant
 from gateway.serve.owner_socket import OwnerSocket, expect_free
 from gateway.serve.processes import is_cut, worker_count
@@ -98,10 +98,10 @@ class Deployment:
         if settings.tier.advertise is not None:
             expect_free(settings.tier.advertise)
         self._sockets = bind_all(settings.server)
-        fronts = worker_count(settings)
-        self._owner = OwnerSocket(fronts, tier_key(settings.tier)) if is_cut(settings) else None
+        self._owner = OwnerSocket(worker_count(settings), tier_key(settings.tier))
         try:
-            self.engines, self._gateways = programs(settings, python, self._sockets, owner=self._owner)
+            owner = self._owner if is_cut(settings) else None
+            self.engines, self._gateways = programs(settings, python, self._sockets, owner=owner)
         except BaseException:
             self._close()
             raise
@@ -221,10 +221,19 @@ class Deployment:
         return settings.model_copy(update={"server": settings.server.model_copy(update=fixed)}), told
 
     def _programs(self, settings: Settings) -> tuple[list[Engine], list[Gateway]]:
-        engines, gateways = programs(settings, self._python, self._sockets, self.engines, self._owner)
+        engines, gateways = self._described(settings)
         if any(engine not in self.engines for engine in engines):
             preflight(settings)
         return engines, gateways
+
+    def _described(self, settings: Settings) -> tuple[list[Engine], list[Gateway]]:
+        """The programs of some settings. Where an owner decides, one does as long as this runs."""
+        owner = self._owner if self._is_owned or is_cut(settings) else None
+        return programs(settings, self._python, self._sockets, self.engines, owner)
+
+    @property
+    def _is_owned(self) -> bool:
+        return self._gateways[0].role is Role.OWNER
 
     async def _discovered(self, settings: Settings) -> None:
         """Have the running gateways go by other endpoints; engines and gateways stay.
@@ -232,9 +241,7 @@ class Deployment:
         Raises:
             ConfigurationError: not all of them do.
         """
-        _, gateways = await asyncio.to_thread(
-            programs, settings, self._python, self._sockets, self.engines, self._owner
-        )
+        _, gateways = await asyncio.to_thread(self._described, settings)
         try:
             await self._become([telling(old, new.settings) for old, new in zip(self._gateways, gateways, strict=True)])
         except TimeoutError:
@@ -301,6 +308,8 @@ class Deployment:
         for engine in [kept for kept in engines if kept in self.engines]:
             if self._gave_up(engine):
                 await self._stop(engine)
+        if len(gateways) > len(self._gateways):
+            await self._divide()
         change = Change.between(self.engines, engines)
         with self._attendant.going((*(old for old, _ in change.replaced), *change.removed)):
             for engine in change.added:
@@ -393,31 +402,44 @@ class Deployment:
         """
         before = self._gateways
         coming = [replace(knowing(new, old), name=_other(old.name)) for old, new in zip(before, gateways, strict=True)]
-        fronts = [gateway for gateway in coming if gateway.role is Role.GATEWAY]
-        for gateway in fronts:
-            failure = await self._supervisor.add(gateway)
-            if failure is not None:
-                for started in fronts[: fronts.index(gateway)]:
-                    await self._supervisor.remove(started.name)
-                raise _FailedError(f"The new {gateway.name} does not start. {failure}\n{_STILL}")
-        failure, owned = None, before[0].role is Role.OWNER
+        await self._launch([gateway for gateway in coming if gateway.role is Role.GATEWAY])
+        failure, owned = None, self._is_owned
         if owned:
             await self._introduce(before, coming)
         self._gateways = coming
         self._say_of_engines()
-        # The next owner hears of the requests of fronts that end. Of those of one gateway alone nobody does.
-        with contextlib.nullcontext() if owned else self._attendant.parting():
-            async with asyncio.TaskGroup() as leaving:
-                for old, new in zip(before, coming, strict=True):
-                    if old.role is Role.GATEWAY:
-                        self._say(f"{new.name}: takes over from {old.name}, which ends with its last connection")
-                        leaving.create_task(self._supervisor.remove(old.name, by=signal.SIGUSR1))
-                if owned:
-                    failure = await self._succeed(before[0], coming[0])
+        async with asyncio.TaskGroup() as leaving:
+            for old, new in zip(before, coming, strict=True):
+                if old.role is Role.GATEWAY:
+                    leaving.create_task(self._follow(old, new))
+            if owned:
+                failure = await self._succeed(before[0], coming[0])
         if failure is not None:
             raise _FailedError(f"The new {coming[0].name} does not start. {failure}\n{_STILL}")
         if owned:
             await self._govern(coming[0], beside(coming[0].settings, before[0].settings))
+
+    async def _divide(self) -> None:
+        """Have an owner and a front do what one gateway did until now: settings to come need them."""
+        (old,) = self._gateways
+        owner, front = coming = divided(old, self._sockets, self._owner)
+        await self._launch(coming)
+        self._gateways = [owner, front]
+        await self._follow(old, front)
+
+    async def _launch(self, gateways: Sequence[Gateway]) -> None:
+        """Start all of these, or none."""
+        for gateway in gateways:
+            failure = await self._supervisor.add(gateway)
+            if failure is not None:
+                for started in gateways[: gateways.index(gateway)]:
+                    await self._supervisor.remove(started.name)
+                raise _FailedError(f"The new {gateway.name} does not start. {failure}\n{_STILL}")
+
+    async def _follow(self, old: Gateway, new: Gateway) -> None:
+        """End a gateway whose connections another one takes from now on."""
+        self._say(f"{new.name}: takes over from {old.name}, which ends with its last connection")
+        await self._supervisor.remove(old.name, by=signal.SIGUSR1)
 
     async def _introduce(self, before: Sequence[Gateway], coming: Sequence[Gateway]) -> None:
         """Have the fronts of before reach the endpoints to come, too."""
@@ -493,9 +515,8 @@ class Deployment:
             self._answered(gateway.name, rest.strip())
             return
         if kind in {RUN, END}:
-            # One that leaves decides no more.
-            take = self._attendant.obey if gateway.name == self._voice else self._attendant.used
-            take(kind, rest)
+            if gateway.name == self._voice:  # one that leaves decides no more
+                self._attendant.obey(kind, rest)
             return
         self._hangs.on_news(gateway, news, _now())
 
@@ -562,8 +583,7 @@ class Deployment:
 
     def _close(self) -> None:
         close_all(self._sockets)
-        if self._owner is not None:
-            self._owner.close()
+        self._owner.close()
 
 
 def _other(name: str) -> str:

@@ -64,9 +64,12 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., A
     python = made(tmp_path)
 
     @contextmanager
-    def start(*args: str, patience: float = 30, idle: str = "stop", **more: Any) -> Iterator[Served]:
+    def start(
+        *args: str, patience: float = 30, idle: str = "stop", always: bool = False, **more: Any
+    ) -> Iterator[Served]:
         fakes = [f"--fake-slow={tmp_path / 'slow'}", f"--fake-fails-by={tmp_path / 'fails'}"]
         fakes += [f"--fake-pids={tmp_path / 'pids'}", *args]
+        on_demand = {"on_demand": True, "idle_stop": 1, "idle": idle, "group": "card"}
         models = [
             {
                 "name": name,
@@ -76,13 +79,10 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., A
                     "python": str(python),
                     "args": ["--load-format=dummy", *(fakes if name == "red" else ())],
                     "env": {"VLLM_CPU_KVCACHE_SPACE": "1"},
-                    "on_demand": True,
-                    "idle_stop": 1,
-                    "idle": idle,
-                    "group": "card",
+                    **({} if always else on_demand),
                 },
             }
-            for name in ("red", "blue")
+            for name in (("red",) if always else ("red", "blue"))
         ]
         admission = {"ttft_target": None, "queue": {"no_endpoint_ttl": patience}}
         config = tmp_path / "kvgate.yaml"
@@ -292,10 +292,10 @@ def test_a_changed_engine_does_not_start_beside_the_one_that_it_replaces(
             assert stream.result().endswith("data: [DONE]\n\n")
 
 
-def test_what_waits_in_several_workers_is_answered_though_a_reload_changes_the_engines(
+def test_what_waits_is_answered_though_a_reload_changes_the_engines(
     launched: Callable[..., Any], tmp_path: Path
 ) -> None:
-    with launched("--max-num-seqs=1", "--step-seconds=0.02", server={"workers": 2}) as served:
+    with launched("--max-num-seqs=1", "--step-seconds=0.02") as served:
         assert served.ask().status_code == 200
         changed = yaml.safe_load((tmp_path / "kvgate.yaml").read_text())
         for model in changed["models"]:
@@ -308,3 +308,17 @@ def test_what_waits_in_several_workers_is_answered_though_a_reload_changes_the_e
             assert served.reload() == 0
             assert all(stream.result().endswith("data: [DONE]\n\n") for stream in waiting)
             assert other.result().status_code == 200
+
+
+def test_a_reload_that_brings_the_first_engine_on_demand_keeps_the_streams_of_another(
+    launched: Callable[..., Any], tmp_path: Path
+) -> None:
+    with launched(f"--step-seconds={STEP}", always=True) as served:
+        changed = yaml.safe_load((tmp_path / "kvgate.yaml").read_text())
+        (red,) = changed["models"]
+        changed["models"].append(red | {"name": "blue", "engine": red["engine"] | {"on_demand": True}})
+        (tmp_path / "kvgate.yaml").write_text(yaml.safe_dump(changed))
+        with handing_over(served) as stream:
+            assert served.ask().status_code == 200
+        assert stream.result().endswith("data: [DONE]\n\n")
+        assert served.ask("blue").status_code == 200

@@ -314,6 +314,18 @@ def test_one_that_its_parent_will_end_is_left_and_not_started_again_until_it_is_
     assert world.asked[2:] == [("run", A)]
 
 
+@pytest.mark.parametrize("gone", [A, "d:1"])
+def test_one_that_its_parent_will_end_and_no_settings_name_any_more_ends_at_once(world, gone):
+    world.monitors.pop(gone, None)
+    world.hear(gone, ResidencyPhase.UP)
+    assert world.asked == []
+    world.hear(gone, ResidencyPhase.UP, leaves=True)
+    assert world.asked == [("end", gone)]
+    world.hear(gone, ResidencyPhase.LEAVING, leaves=True)
+    world.hear(gone, leaves=True)
+    assert len(world.asked) == 1
+
+
 def test_its_parent_hears_what_is_seen_of_an_engine_as_it_may_hang_elsewhere(world):
     def seen(seconds=1):
         world.seen.clear()
@@ -429,24 +441,3 @@ def test_an_endpoint_that_its_operator_drained_is_not_started(world):
     world.pass_time(1)
     assert world.asked == []
     assert world.monitors[A].state is State.DRAINING
-
-
-def test_once_another_process_decides_the_parent_hears_only_which_engines_are_still_needed(world):
-    world.demand.awaited(0, {"red": 1.0})
-    world.pass_time(LOOK)
-    world.come_up(A)
-    world.asked.clear()
-    world.demand.part()
-    world.pass_time(1)
-    assert world.asked == [("run", A), ("end", B)], "a request waits for the first"
-    world.demand.awaited(0, {})
-    world.monitors[A].in_flight = 1
-    world.pass_time(20)
-    assert world.asked[2:] == [], "it is not idle, and nothing is decided"
-    world.monitors[A].in_flight = 0
-    del world.monitors[B]
-    world.pass_time(1)
-    assert world.asked[2:] == [("end", A)]
-    world.monitors[A].passing = 1
-    world.pass_time(1)
-    assert world.asked[3:] == [("run", A)]

@@ -303,58 +303,18 @@ async def running(supervisor, attendant, engine):
     await settled()
 
 
-async def test_one_is_not_ended_while_a_gateway_that_ends_needs_it(world, engine):
-    supervisor, attendant, _ = world
-    at = engine.spec.address
-    await running(supervisor, attendant, engine)
-    with attendant.parting():
-        attendant.obey(END, at)
-        attendant.used(RUN, at)
-        await settled()
-        assert supervisor.done == [("add", "engine m")]
-        attendant.used(END, at)
-        await settled()
-        assert supervisor.done[1:] == [("remove", "engine m")], "the other gateway need not have ended"
-
-
-async def test_one_is_ended_once_a_gateway_has_ended_that_never_said_what_it_needs(world, engine):
-    supervisor, attendant, _ = world
-    await running(supervisor, attendant, engine)
-    with attendant.parting():
-        attendant.obey(END, engine.spec.address)
-        await settled()
-        assert supervisor.done == [("add", "engine m")]
-    await settled()
-    assert supervisor.done[1:] == [("remove", "engine m")]
-    attendant.used(END, engine.spec.address)  # what comes late changes nothing
-
-
-async def test_only_the_last_order_for_one_counts_that_had_to_wait(world, engine):
-    supervisor, attendant, _ = world
-    await running(supervisor, attendant, engine)
-    with attendant.parting():
-        attendant.obey(END, engine.spec.address)
-        attendant.obey(RUN, engine.spec.address)
-    await settled()
-    assert supervisor.done == [("add", "engine m")]
-
-
-@pytest.mark.parametrize("needed", [True, False])
-async def test_none_starts_in_the_place_of_one_that_is_about_to_go(world, engine, needed):
+async def test_none_starts_in_the_place_of_one_that_is_about_to_go(world, engine):
     supervisor, attendant, _ = world
     old = replace(engine, name="engine old", spec=replace(engine.spec, port=free_port()), on_demand=True, place="card")
     new = replace(old, name="engine new", spec=replace(engine.spec, port=free_port()))
     attendant.add(old)
     await running(supervisor, attendant, old)
     attendant.add(new)
-    with attendant.going([old]), attendant.parting():
+    with attendant.going([old]):
         attendant.obey(RUN, new.spec.address)
         await running(supervisor, attendant, engine)
         assert supervisor.done == [("add", "engine old"), ("add", "engine m")], "another place is free"
-        if needed:
-            await attendant.remove(old)
-        else:
-            attendant.used(END, old.spec.address)
+        await attendant.remove(old)
         await settled()
     assert supervisor.done[2:] == [("remove", "engine old"), ("add", "engine new")]
 

@@ -187,14 +187,13 @@ async def test_what_a_gateway_says_that_leaves_is_no_order(tmp_path, monkeypatch
     )
     deployment = Deployment(Discovery(settings), lambda *_: settings, lambda _: None, lambda _: None)
     heard = []
-    monkeypatch.setattr(deployment._attendant, "obey", lambda *order: heard.append(("obey", *order)))
-    monkeypatch.setattr(deployment._attendant, "used", lambda *order: heard.append(("used", *order)))
+    monkeypatch.setattr(deployment._attendant, "obey", lambda *order: heard.append(order))
     try:
-        (gateway,) = deployment._gateways
-        deployment._on_news(gateway, "end 127.0.0.1:1")
-        deployment._gateways = [replace(gateway, name=_other(gateway.name))]
-        deployment._on_news(gateway, "end 127.0.0.1:1")
-        assert heard == [("obey", "end", "127.0.0.1:1"), ("used", "end", "127.0.0.1:1")]
+        owner, front = deployment._gateways
+        deployment._on_news(owner, "end 127.0.0.1:1")
+        deployment._gateways = [replace(owner, name=_other(owner.name)), front]
+        deployment._on_news(owner, "end 127.0.0.1:2")
+        assert heard == [("end", "127.0.0.1:1")]
     finally:
         deployment._attendant.close()
         deployment._close()
