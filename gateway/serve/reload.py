@@ -425,6 +425,7 @@ class Deployment:
         owner, front = coming = divided(old, self._sockets, self._owner)
         await self._launch(coming)
         self._gateways = [owner, front]
+        self._say_of_engines()
         await self._follow(old, front)
 
     async def _launch(self, gateways: Sequence[Gateway]) -> None:
