@@ -10,14 +10,12 @@ import os
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from engine.assembly import moved
 from engine.cache import SetupError
 from engine.control import Reload, Say, control
-from engine.diagnosis.sign import Diagnosis
 from engine.events import BecameReady, Crashed, LinePrinted, Stopped, SupervisorEvent
 from engine.host_memory import free_bytes
 from engine.nvml import gpus
@@ -33,12 +31,13 @@ from gateway.runtime.failure import USAGE_ERROR
 from gateway.runtime.interrupts import early, has_terminal
 from gateway.serve.checks import preflight
 from gateway.serve.discovery import Discovery
+from gateway.serve.gateways import STILL, FailedError, Gateways
 from gateway.serve.hang_restarts import Hangs
-from gateway.serve.launch import Gateway, divided, knowing, programs, served_name, telling
+from gateway.serve.launch import Gateway, programs, served_name, telling
 from gateway.serve.on_demand_engines import Attendant
 from gateway.serve.owner_socket import OwnerSocket, expect_free
 from gateway.serve.processes import is_cut, worker_count
-from gateway.serve.rollout import Change, beside, fronting, knows, notice, serves
+from gateway.serve.rollout import Change, fronting, knows, notice, serves
 from gateway.server.last_call import BACKLOG, last_call
 from gateway.server.server import bind_all, close_all, port_of
 from gateway.tier.key_file import tier_key
@@ -48,15 +47,8 @@ Load = Callable[[Path | None, Mapping[str, Any]], Settings]
 
 _FAILED = 1
 """Exit code of a reload that did not finish."""
-_PATIENCE = 30.0
-"""Seconds a gateway gets to apply other settings. One that does not answer is replaced."""
 _LOOK = 1.0
 """Seconds between two checks for hung engines."""
-_STILL = "What ran before serves on."
-
-
-class _FailedError(Exception):
-    """A program of the new settings does not run. The text gives the reason."""
 
 
 class Deployment:
@@ -101,7 +93,7 @@ class Deployment:
         self._owner = OwnerSocket(worker_count(settings), tier_key(settings.tier))
         try:
             owner = self._owner if is_cut(settings) else None
-            self.engines, self._gateways = programs(settings, python, self._sockets, owner=owner)
+            self.engines, gateways = programs(settings, python, self._sockets, owner=owner)
         except BaseException:
             self._close()
             raise
@@ -110,7 +102,8 @@ class Deployment:
                 listening.listen(BACKLOG)
         self._hangs = Hangs(self._at)
         always = [engine for engine in self.engines if not engine.on_demand]
-        self._supervisor = Supervisor([*always, *self._gateways], self._on_event, self._on_news, self._on_ended)
+        self._supervisor = Supervisor([*always, *gateways], self._on_event, self._on_news, self._on_ended)
+        self._gateways = Gateways(gateways, self._supervisor, self._say, self._say_of_engines)
         self._attendant = Attendant(self._supervisor, self._on_engine)
         for engine in self.engines:
             if engine.on_demand:
@@ -123,8 +116,6 @@ class Deployment:
         self._reloading: asyncio.Task[int] | None = None
         self._once_more = False
         """Whether SIGHUP came during a reload, which may have read the settings before it."""
-        self._answers: dict[str, asyncio.Future[str | None]] = {}
-        """By name, a gateway's answer to other settings: what is wrong with them; None if the gateway ended."""
         self._hears: Say | None = None
 
     async def run(self, stop: asyncio.Event) -> int:
@@ -203,8 +194,8 @@ class Deployment:
             self._say(f"{error}\nNothing was changed.")
             return USAGE_ERROR
         except Exception as error:  # noqa: BLE001 - whatever it was, engines that no gateway knows must not stay
-            self._say(str(error) if isinstance(error, _FailedError) else f"The reload broke off: {error!r}\n{_STILL}")
-            for engine in [engine for engine in self.engines if not knows(self._gateways[0].settings, engine)]:
+            self._say(str(error) if isinstance(error, FailedError) else f"The reload broke off: {error!r}\n{STILL}")
+            for engine in [engine for engine in self.engines if not knows(self._gateways.settings, engine)]:
                 await self._stop(engine)
             return _FAILED
         self._discovery.follow(given, settings)
@@ -228,12 +219,8 @@ class Deployment:
 
     def _described(self, settings: Settings) -> tuple[list[Engine], list[Gateway]]:
         """The programs of some settings. Where an owner decides, one does as long as this runs."""
-        owner = self._owner if self._is_owned or is_cut(settings) else None
+        owner = self._owner if self._gateways.is_owned or is_cut(settings) else None
         return programs(settings, self._python, self._sockets, self.engines, owner)
-
-    @property
-    def _is_owned(self) -> bool:
-        return self._gateways[0].role is Role.OWNER
 
     async def _discovered(self, settings: Settings) -> None:
         """Have the running gateways go by other endpoints; engines and gateways stay.
@@ -243,7 +230,8 @@ class Deployment:
         """
         _, gateways = await asyncio.to_thread(self._described, settings)
         try:
-            await self._become([telling(old, new.settings) for old, new in zip(self._gateways, gateways, strict=True)])
+            running = zip(self._gateways.running, gateways, strict=True)
+            await self._gateways.become([telling(old, new.settings) for old, new in running])
         except TimeoutError:
             raise ConfigurationError("a gateway does not answer") from None
 
@@ -253,7 +241,7 @@ class Deployment:
         Raises:
             ConfigurationError: the settings cannot be used.
         """
-        before = self._gateways
+        before = self._gateways.running
         change = SettingsChange.between(before[0].settings, gateways[0].settings)
         same_engines = len(engines) == len(self.engines) and all(engine in self.engines for engine in engines)
         if not same_engines or change.later or before[0].described != gateways[0].described:
@@ -261,46 +249,12 @@ class Deployment:
         if any(self._gave_up(engine) for engine in engines):
             return False
         try:
-            await self._become([replace(new, name=old.name) for old, new in zip(before, gateways, strict=True)])
+            await self._gateways.become(gateways)
         except TimeoutError:
             return False
-        names = ", ".join(gateway.name for gateway in self._gateways)
+        names = ", ".join(gateway.name for gateway in self._gateways.running)
         self._say(f"{names}: changed {', '.join(change.live) or 'nothing but keys and certificates, read again'}")
         return True
-
-    async def _become(self, changed: list[Gateway]) -> None:
-        """Turn the running gateways into these, which have the same names.
-
-        Raises:
-            ConfigurationError: the settings cannot be used, and nothing was changed.
-            TimeoutError: a gateway does not run, or does not answer.
-        """
-        told: list[Gateway] = []
-        # The owner comes first in the list, and last here: it may send requests only where fronts can reach.
-        for old, new in reversed(list(zip(self._gateways, changed, strict=True))):
-            told.append(old)
-            wrong = await self._applied(new)
-            if wrong:
-                for known in told:
-                    self._supervisor.become(known.name, known, known.stdin or b"")
-                raise ConfigurationError(wrong)
-        self._gateways = changed
-
-    async def _applied(self, gateway: Gateway) -> str | None:
-        """Have a running gateway become this one; return what is wrong with its settings.
-
-        Raises:
-            TimeoutError: it does not run, or does not answer.
-        """
-        answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        self._answers[gateway.name] = answer
-        try:
-            if not self._supervisor.become(gateway.name, gateway, gateway.stdin or b""):
-                raise TimeoutError
-            async with asyncio.timeout(_PATIENCE):
-                return await answer
-        finally:
-            del self._answers[gateway.name]
 
     async def _change(self, settings: Settings, engines: list[Engine], gateways: list[Gateway]) -> None:
         if await self._go_by(engines, gateways):
@@ -308,8 +262,8 @@ class Deployment:
         for engine in [kept for kept in engines if kept in self.engines]:
             if self._gave_up(engine):
                 await self._stop(engine)
-        if len(gateways) > len(self._gateways):
-            await self._divide()
+        if len(gateways) > len(self._gateways.running):
+            await self._gateways.divide(self._sockets, self._owner)
         change = Change.between(self.engines, engines)
         with self._attendant.going((*(old for old, _ in change.replaced), *change.removed)):
             for engine in change.added:
@@ -319,7 +273,7 @@ class Deployment:
                 old, new = pending.pop(0)
                 await self._replace(old, new, _meanwhile(gateways, pending), settings)
             if not change.replaced:
-                await self._hand_over(gateways)
+                await self._gateways.hand_over(gateways)
             for engine in change.removed:
                 await self._stop(engine)
 
@@ -328,32 +282,32 @@ class Deployment:
             self._say(f"{old.name}: ends when nothing is on it; the next request starts the new one")
             await self._stop(old)
             await self._start(new)
-            await self._hand_over(gateways)
+            await self._gateways.hand_over(gateways)
             return
         why = None if new.on_demand else await self._no_surge(new, settings)
         if why is None:
             how = "starts on demand" if new.on_demand else "starts beside it and takes over when it is ready"
             self._say(f"{old.name}: surge: a new engine {how}")
             await self._start(new)
-            await self._hand_over(gateways)
+            await self._gateways.hand_over(gateways)
             await self._stop(old)
             return
         others = sum(serves(engine) == serves(old) for engine in self.engines) - 1
         patience = settings.admission.queue.no_endpoint_ttl
         said = notice(old, others=others, took=self._took.get(old.name), patience=patience)
         self._say(f"{old.name}: in_place, as {why}: {said}")
-        before, was = self._gateways, self._supervisor.program(old.name)
-        await self._hand_over(gateways)
+        before, was = self._gateways.running, self._supervisor.program(old.name)
+        await self._gateways.hand_over(gateways)
         await self._stop(old)
         try:
             await self._start(new)
-        except _FailedError as error:
+        except FailedError as error:
             self._say(f"{error}\n{old.name}: started again as it was")
             assert isinstance(was, Engine)  # noqa: S101 - it goes on as what it was started as
             back = moved(was, new.spec.port)
             await self._start(back)
-            await self._hand_over(_meanwhile(before, [(back, old)]))
-            raise _FailedError(_STILL) from None
+            await self._gateways.hand_over(_meanwhile(before, [(back, old)]))
+            raise FailedError(STILL) from None
 
     async def _no_surge(self, new: Engine, settings: Settings) -> str | None:
         """Why an engine has to wait for the end of the one it replaces; None if it need not."""
@@ -372,7 +326,7 @@ class Deployment:
         failure = await self._supervisor.add(engine)
         if failure is not None:
             self.engines.remove(engine)
-            raise _FailedError(f"{engine.name} does not start. {failure}\n{_STILL}")
+            raise FailedError(f"{engine.name} does not start. {failure}\n{STILL}")
 
     async def _stop(self, engine: Engine) -> None:
         self.engines.remove(engine)
@@ -384,7 +338,7 @@ class Deployment:
 
     async def _leave(self, *engines: Engine) -> None:
         """In a tier, have requests of other gateways leave engines that are to end."""
-        settings = self._gateways[0].settings
+        settings = self._gateways.settings
         if settings.tier.redis is not None:
             within = settings.server.shutdown_timeout
             await asyncio.gather(*(self._attendant.leave(engine, within) for engine in engines))
@@ -392,77 +346,6 @@ class Deployment:
     def _gave_up(self, engine: Engine) -> bool:
         """Whether an engine will not be started again. One on demand always may."""
         return not engine.on_demand and self._supervisor.gave_up(engine.name)
-
-    async def _hand_over(self, gateways: list[Gateway]) -> None:
-        """Start gateways on the same sockets. When they are ready, the old ones end with their last connections.
-
-        Where an owner decides, the old one ends as soon as the new fronts are ready, and the next one takes over: there
-        are never two. Until the old fronts have ended, it knows their endpoints, and they know its: what waits there is
-        for either.
-        """
-        before = self._gateways
-        coming = [replace(knowing(new, old), name=_other(old.name)) for old, new in zip(before, gateways, strict=True)]
-        await self._launch([gateway for gateway in coming if gateway.role is Role.GATEWAY])
-        failure, owned = None, self._is_owned
-        if owned:
-            await self._introduce(before, coming)
-        self._gateways = coming
-        self._say_of_engines()
-        async with asyncio.TaskGroup() as leaving:
-            for old, new in zip(before, coming, strict=True):
-                if old.role is Role.GATEWAY:
-                    leaving.create_task(self._follow(old, new))
-            if owned:
-                failure = await self._succeed(before[0], coming[0])
-        if failure is not None:
-            raise _FailedError(f"The new {coming[0].name} does not start. {failure}\n{_STILL}")
-        if owned:
-            await self._govern(coming[0], beside(coming[0].settings, before[0].settings))
-
-    async def _divide(self) -> None:
-        """Have an owner and a front do what one gateway did until now: settings to come need them."""
-        (old,) = self._gateways
-        owner, front = coming = divided(old, self._sockets, self._owner)
-        await self._launch(coming)
-        self._gateways = [owner, front]
-        self._say_of_engines()
-        await self._follow(old, front)
-
-    async def _launch(self, gateways: Sequence[Gateway]) -> None:
-        """Start all of these, or none."""
-        for gateway in gateways:
-            failure = await self._supervisor.add(gateway)
-            if failure is not None:
-                for started in gateways[: gateways.index(gateway)]:
-                    await self._supervisor.remove(started.name)
-                raise _FailedError(f"The new {gateway.name} does not start. {failure}\n{_STILL}")
-
-    async def _follow(self, old: Gateway, new: Gateway) -> None:
-        """End a gateway whose connections another one takes from now on."""
-        self._say(f"{new.name}: takes over from {old.name}, which ends with its last connection")
-        await self._supervisor.remove(old.name, by=signal.SIGUSR1)
-
-    async def _introduce(self, before: Sequence[Gateway], coming: Sequence[Gateway]) -> None:
-        """Have the fronts of before reach the endpoints to come, too."""
-        for old, new in zip(before, coming, strict=True):
-            if old.role is Role.GATEWAY:
-                await self._govern(telling(old, beside(old.settings, new.settings)), old.settings)
-
-    async def _govern(self, gateway: Gateway, known: Settings) -> None:
-        """Have a running gateway go by its settings, if it knows others. One that does not answer is about to end."""
-        if gateway.settings != known:
-            with contextlib.suppress(TimeoutError):
-                await self._applied(gateway)
-
-    async def _succeed(self, old: Gateway, new: Gateway) -> Diagnosis | None:
-        """End an owner and start the next, or the same again if that one does not start; return why it does not."""
-        self._say(f"{new.name}: takes over from {old.name}")
-        await self._supervisor.remove(old.name, by=signal.SIGUSR1)
-        failure = await self._supervisor.add(knowing(telling(new, beside(new.settings, old.settings)), old))
-        if failure is not None:
-            self._gateways = [old, *self._gateways[1:]]
-            await self._supervisor.add(old)
-        return failure
 
     async def _supervise(self, stop: asyncio.Event) -> int:
         """Run the supervisor. At its end, a reload under way is given up first."""
@@ -501,29 +384,23 @@ class Deployment:
                 self._say(f"`kvgate reload` cannot reach this kvgate, but SIGHUP can: {error}")
             yield
 
-    @property
-    def _voice(self) -> str:
-        """The process that says which engines run: the one that decides; in a tier one front, as any may decide."""
-        fronts = [gateway for gateway in self._gateways if gateway.role is Role.GATEWAY]
-        return (fronts if self._gateways[0].settings.tier.redis is not None else self._gateways)[0].name
-
     def _at(self, where: str) -> Program | None:
         return next((engine for engine in self.engines if engine.spec.address == where), None)
 
     def _on_news(self, gateway: Program, news: str) -> None:
         kind, _, rest = news.partition(" ")
         if kind == ANSWER:
-            self._answered(gateway.name, rest.strip())
+            self._gateways.answered(gateway.name, rest.strip())
             return
         if kind in {RUN, END}:
-            if gateway.name == self._voice:  # one that leaves decides no more
+            if gateway.name == self._gateways.voice:  # one that leaves decides no more
                 self._attendant.obey(kind, rest)
             return
         self._hangs.on_news(gateway, news, _now())
 
     def _on_engine(self, news: EngineNews | EngineEnded) -> None:
         """Tell the process that decides, or knows who does. One that starts is told all when it is up."""
-        self._supervisor.tell(self._voice, as_line(news))
+        self._supervisor.tell(self._gateways.voice, as_line(news))
 
     async def _look_for_hangs(self) -> None:
         while True:
@@ -534,10 +411,10 @@ class Deployment:
     def _on_event(self, event: SupervisorEvent) -> None:
         self._hangs.on_event(event, _now())
         if isinstance(event, Crashed | Stopped):
-            self._answered(event.program, None)  # the next one starts with the settings it was given
+            self._gateways.answered(event.program, None)  # the next one starts with the settings it was given
         if isinstance(event, BecameReady):
             self._took[event.program] = event.seconds
-            if event.program == self._voice:
+            if event.program == self._gateways.voice:
                 self._say_of_engines()
         self._note_end(event)
         self._attendant.on_event(event)
@@ -572,11 +449,6 @@ class Deployment:
             return clients_context(self._discovery.settings.server)
         return None
 
-    def _answered(self, gateway: str, wrong: str | None) -> None:
-        answer = self._answers.get(gateway)
-        if answer is not None and not answer.done():
-            answer.set_result(wrong)
-
     def _say(self, text: str) -> None:
         self._notes(text)
         if self._hears is not None:
@@ -585,11 +457,6 @@ class Deployment:
     def _close(self) -> None:
         close_all(self._sockets)
         self._owner.close()
-
-
-def _other(name: str) -> str:
-    """The name for the successor of a gateway: both run for a while."""
-    return name.removesuffix(" #2") if name.endswith(" #2") else f"{name} #2"
 
 
 def _meanwhile(gateways: Sequence[Gateway], pending: Sequence[tuple[Engine, Engine]]) -> list[Gateway]:

@@ -1,5 +1,4 @@
 import asyncio
-import contextlib
 import os
 import sys
 from dataclasses import replace
@@ -16,7 +15,7 @@ from gateway.config.engine import EngineSettings
 from gateway.config.settings import ModelSettings, ServerSettings, Settings
 from gateway.pools.launcher import EngineNews
 from gateway.serve.discovery import Discovery
-from gateway.serve.reload import Deployment, _other
+from gateway.serve.reload import Deployment
 from tests.ports import free_port
 
 
@@ -79,43 +78,7 @@ async def test_workers_are_as_many_as_at_the_start_whatever_cpus_there_are_now(m
     try:
         cpus.add(3)
         _, gateways = deployment._programs(deployment._read(Reload())[0])
-        assert [gateway.name for gateway in gateways] == [gateway.name for gateway in deployment._gateways]
-    finally:
-        deployment._close()
-
-
-class NextOwnerFails:
-    """A supervisor of a gateway's processes, where the next owner does not start."""
-
-    def __init__(self):
-        self.left = []
-
-    def changing(self):
-        return contextlib.nullcontext()
-
-    def gave_up(self, _name):
-        return False
-
-    async def add(self, program):
-        return "The event log cannot be written." if program.name == "owner #2" else None
-
-    async def remove(self, name, by=None):
-        for _ in range(1 if name == "owner" else 5):  # a front serves its connections first
-            await asyncio.sleep(0)
-        self.left.append(name)
-
-
-async def test_where_the_next_owner_does_not_start_it_says_why_and_the_fronts_leave_all_the_same():
-    said = []
-    before, after = with_workers(2, level="info"), with_workers(2, level="debug")
-    deployment = Deployment(Discovery(before), lambda *_: after, lambda _: None, said.append)
-    deployment._supervisor = supervisor = NextOwnerFails()
-    try:
-        assert await deployment.reload(Reload(), lambda _: None) == 1
-        why = "The new owner #2 does not start. The event log cannot be written.\nWhat ran before serves on."
-        assert said[-1] == why
-        assert supervisor.left == ["owner", "front 1", "front 2"]
-        assert [gateway.name for gateway in deployment._gateways] == ["owner", "front 1 #2", "front 2 #2"]
+        assert [gateway.name for gateway in gateways] == [gateway.name for gateway in deployment._gateways.running]
     finally:
         deployment._close()
 
@@ -152,7 +115,7 @@ async def test_in_a_tier_one_front_talks_of_engines_as_any_gateway_may_decide(tm
     deployment = Deployment(Discovery(settings), lambda *_: settings, lambda _: None, lambda _: None)
     deployment._supervisor = deployment._attendant._supervisor = supervisor = Told()
     try:
-        owner, first, second = deployment._gateways
+        owner, first, second = deployment._gateways.running
         for process in (owner, first, second):
             deployment._on_event(BecameReady(process.name, 1.0))
         assert [(name, parsed(line).turn) for name, line in supervisor.told] == [("front 1", 1)]
@@ -173,10 +136,6 @@ def parsed(line):
     return msgspec.json.decode(line.removeprefix(NEWS), type=EngineNews)
 
 
-def test_a_gateway_and_its_successor_have_names_of_their_own():
-    assert [_other("gateway"), _other(_other("gateway")), _other("front 2")] == ["gateway #2", "gateway", "front 2 #2"]
-
-
 async def test_what_a_gateway_says_that_leaves_is_no_order(tmp_path, monkeypatch):
     monkeypatch.setenv("KVGATE_CACHE", str(tmp_path))
     settings = Settings.model_validate(
@@ -189,9 +148,9 @@ async def test_what_a_gateway_says_that_leaves_is_no_order(tmp_path, monkeypatch
     heard = []
     monkeypatch.setattr(deployment._attendant, "obey", lambda *order: heard.append(order))
     try:
-        owner, front = deployment._gateways
+        owner, front = deployment._gateways.running
         deployment._on_news(owner, "end 127.0.0.1:1")
-        deployment._gateways = [replace(owner, name=_other(owner.name)), front]
+        deployment._gateways.running = [replace(owner, name="owner #2"), front]
         deployment._on_news(owner, "end 127.0.0.1:2")
         assert heard == [("end", "127.0.0.1:1")]
     finally:
