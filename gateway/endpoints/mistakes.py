@@ -17,8 +17,8 @@ _HELP = (
     ("No such file", "there is no socket at that path: a vLLM makes it (`--uds`) when it starts; else check the path"),
     ("Permission denied", "this user may not write to that socket: have both run as one user, or in one group"),
     ("cannot connect", "nothing listens there: a vLLM does when its model is loaded; else check host and port"),
-    ("answered 401", "give its key in `api_key_file` of the endpoint"),
-    ("answered 403", "give its key in `api_key_file` of the endpoint"),
+    ("answered 401", "give the key that it accepts in `api_key_file` of the endpoint"),
+    ("answered 403", "give the key that it accepts in `api_key_file` of the endpoint"),
     ("answered 3", "it sends elsewhere: give the URL it leads to"),
 )
 """Advice by a text in the reason; the first match counts."""

@@ -51,6 +51,8 @@ from gateway.wire.stream import error_message, is_page
 
 IDENTITY_INTERVAL = 30.0
 """Seconds between two readings of the identity (names, adapters, length) of an endpoint that takes traffic."""
+REREAD = 1.0
+"""Likewise, where requests fail on it: it may be another engine by now, or want another key."""
 
 REMINDER = 60.0
 """Seconds between two warnings that an endpoint does not answer as it should."""
@@ -338,7 +340,7 @@ class EndpointMonitor:
         self._progress.finished(request, self._clock(), delivering=delivering)
 
     def failed(self, reason: str, *, aborted: bool = False, dead: bool = False) -> None:
-        """Note a failed request and probe the endpoint at once.
+        """Note a failed request and probe the endpoint at once; also ask who it is, at most once a second.
 
         `aborted`: the engine aborted the request (`finish_reason` "abort"), as it does when it shuts down or is paused
         while `/health` still answers 200. `dead`: the engine says that it is dead; so nothing is sent to it in the
@@ -349,6 +351,8 @@ class EndpointMonitor:
             self._handle(Aborted())
         if dead:
             self._handle(Missed(reason, certain=True))
+        if self._clock() - self._identified_at >= REREAD:
+            self._identified_at = float("-inf")
         self._hurry.set()
 
     # Commands of the operator.
@@ -478,7 +482,7 @@ class EndpointMonitor:
     async def _identify(self, *, doubted: bool) -> Missed | None:
         """Read its identity when due, or where it is doubted; not while adapters are loaded, as those change it.
 
-        A failure counts only against an endpoint that takes no traffic yet, or is doubted.
+        A failure counts only against an endpoint that takes no traffic yet, is doubted, or denies the key of ours.
         """
         now, trusted = self._clock(), self._health.serving and not doubted
         if trusted and (self._settling is not None or now - self._identified_at < IDENTITY_INTERVAL):
@@ -496,7 +500,7 @@ class EndpointMonitor:
             identity = await identify_as(kind, self._prober, self._settings, models, self._about)
         except UnidentifiedError as error:
             self._identified_at = float("-inf")
-            return None if trusted else Missed(str(error), certain=False)
+            return None if trusted and not self._denied(models) else Missed(str(error), certain=False)
         await self._become(kind)
         self._identity = identity
         if self._misfit is not None and not self._health.serving and (reason := await self._misfit(identity)):
@@ -504,6 +508,10 @@ class EndpointMonitor:
         self._can_sleep = asleep is not None
         self._warn_of_missing()
         return None
+
+    def _denied(self, models: Reply | NoReply) -> bool:
+        """Whether it does not accept the key that kvgate has for it."""
+        return self.keyed and isinstance(models, Reply) and models.status == HTTPStatus.UNAUTHORIZED
 
     def _take_loras(self, models: Reply | NoReply) -> None:
         """Note the adapters it has, by its answer of `/v1/models`; where that fails, it has those it had."""

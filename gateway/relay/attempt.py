@@ -34,6 +34,7 @@ from gateway.wire.stream import (
 from gateway.wire.token_ids import IdsField
 
 _OK = 200
+_NOT_FOUND = 404
 _SERVER_ERRORS = 500
 MAX_HELD_BYTES = 4 * 2**20
 """An answer that is not streamed is held until it is known to be good. One over this size passes as it is."""
@@ -216,12 +217,14 @@ class Attempt:
                 Back.FAILED, f"The endpoint answered {answer.status}: {_sentence(message)}", live_error=not dead
             )
         if self._endpoint.denies(answer.status):
+            self._endpoint.watch.failed("it does not accept the key")
             return Retryable(
                 Back.FAILED, "The endpoint did not accept the key that kvgate has for it.", live_error=True
             )
         if self._endpoint.lacks(answer.status, model):
             return Retryable(Back.LACKING, f"The endpoint answered 404: {_sentence(message)}")
-        if not body.lstrip().startswith(b"{"):  # a proxy's words, perhaps because the engine is gone
+        # Perhaps it is another engine by now; or a proxy says that the engine is gone.
+        if answer.status == _NOT_FOUND or not body.lstrip().startswith(b"{"):
             self._endpoint.watch.failed(f"it answered {answer.status}")
         if self._response.head_sent:
             await self._exchange.refuse(Outcome.INVALID_REQUEST, message)

@@ -224,6 +224,7 @@ async def _unanswered(exchange: Exchange, reason: str, *, waits: bool) -> Outcom
 def _failed(plane: Plane, endpoint: Endpoint, status: int, piece: bytes) -> bool:
     """Whether an answer, by its status and its first piece, is a failure of its endpoint; that is noted."""
     if endpoint.denies(status):
+        endpoint.watch.failed("it does not accept the key")
         endpoint.note_answer(plane.clock(), failed=True)
         return True
     means = endpoint.kind.meaning(status, error_message(piece)) if status >= HTTPStatus.BAD_REQUEST else None

@@ -276,6 +276,35 @@ async def test_an_endpoint_that_does_not_say_who_it_is_takes_no_traffic_and_says
     assert monitor.status.reason.startswith(reason)
 
 
+@pytest.mark.parametrize("keyed", [True, False], ids=["a key of ours", "the clients' own keys"])
+async def test_one_that_no_longer_accepts_our_key_takes_no_traffic_until_it_does(make, told, vllm, clock, keyed):
+    up = make(api_key="ours" if keyed else None)
+    await up.probe()
+    vllm.answers["/v1/models"] = 401
+    await pass_time(up, clock, 3)
+    assert up.status.healthy, "it has yet to be noticed"
+    up.failed("it does not accept the key")
+    await pass_time(up, clock, 3)
+    assert up.status.healthy is not keyed
+    if keyed:
+        assert (up.status.state, up.status.reason) == (State.DOWN, "GET /v1/models answered 401")
+    del vllm.answers["/v1/models"]
+    await pass_time(up, clock, 1)
+    assert up.status.healthy
+
+
+async def test_one_on_which_requests_fail_is_asked_who_it_is_at_most_once_a_second(up, told, vllm, clock):
+    told.take()
+    vllm.max_model_len = 512
+    for _ in range(4):
+        clock.now += 0.3
+        up.failed("it answered 404")
+        await up.probe()
+    ((kind, identity, _),) = told.changes
+    assert (kind, identity.max_model_len) == ("up", 512)
+    assert vllm.asked.count("/v1/models") == 2
+
+
 async def test_a_version_that_is_not_told_is_no_obstacle(monitor, vllm, told):
     vllm.answers["/version"] = 404
     await monitor.probe()

@@ -334,6 +334,8 @@ async def test_a_key_of_ours_that_an_endpoint_does_not_accept_is_not_the_clients
     assert await outcome(plane, client) == "upstream_error"
     assert client.status == 502
     assert b"did not accept the key" in client.body
+    failed = plane.watch("a").failures + plane.watch("b").failures
+    assert failed == [("it does not accept the key", {})] * 3, "it is asked at once"
 
 
 async def test_a_clients_own_key_is_its_own_business(plane):
@@ -370,6 +372,8 @@ async def test_what_no_other_endpoint_has_is_not_found(plane):
     client = plane.ask(ADAPTED)
     assert await outcome(plane, client) == "endpoint_refused"
     assert (client.status, client.body) == (404, MISSING)
+    failed = plane.watch("a").failures + plane.watch("b").failures
+    assert failed == [("it answered 404", {})], "it may be another engine by now"
 
 
 # Behind a heartbeat.
