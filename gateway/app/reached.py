@@ -42,7 +42,12 @@ class Reached:
 
     def target(self, endpoint: Endpoint) -> Target:
         """An endpoint as it is asked for counts."""
-        ask = EngineQuestions(self._upstream, endpoint.base_url, endpoint.api_key, endpoint.watch.failed)
+        questions = EngineQuestions(self._upstream, endpoint.base_url, endpoint.api_key, endpoint.watch.failed)
+
+        async def ask(path: str, body: bytes, *, silence: float, longest: float, most: int) -> tuple[int, bytes]:
+            with endpoint.asked():
+                return await questions(path, body, silence=silence, longest=longest, most=most)
+
         return Target(endpoint.base_url, ask, endpoint.kind)
 
     def follow(self, configured: Mapping[EndpointId, Access]) -> None:

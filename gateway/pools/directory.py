@@ -39,7 +39,7 @@ class Endpoint:
         identity: as it last reported it; None until it was first reached.
         told: its settings when it did: it had what it could load of those.
         healthy: whether it takes traffic now.
-        relayed: requests without admission that are on it.
+        relayed: requests without admission, and counting questions, that are on it.
         clamps: whether it cuts `max_tokens` to its length; None until it was asked.
         on_demand: whether its engine starts when a request waits for it.
         ready_at: when that is expected to be up, by the loop's clock; None if not known, or if it is up.
@@ -99,13 +99,21 @@ class Endpoint:
     @contextmanager
     def relaying(self, request: RequestId) -> Iterator[None]:
         """Count a request without admission while the block runs: its engine must not end meanwhile."""
-        self.relayed += 1
         self.watch.dispatched(request, None)
+        try:
+            with self.asked():
+                yield
+        finally:
+            self.watch.finished(request)
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """Count a question while the block runs: one that answers none would be asked first, time and again."""
+        self.relayed += 1
         try:
             yield
         finally:
             self.relayed -= 1
-            self.watch.finished(request)
 
 
 class Pool:

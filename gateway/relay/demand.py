@@ -18,7 +18,13 @@ from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.headers import TTFT_HEADERS
 from gateway.relay.payload import Payload
 from gateway.server.asgi import Scope
-from gateway.tokens.count import CountingOverloadedError, CountUnavailableError, PromptCount, PromptTooLongError
+from gateway.tokens.count import (
+    CountingOverloadedError,
+    CountUnavailableError,
+    EngineSilentError,
+    PromptCount,
+    PromptTooLongError,
+)
 from gateway.tokens.pool import CountingPool
 from gateway.wire.request import INLINE_BYTES, MAX_SEQUENCES, Api, GenerationRequest, InvalidRequestError, parse
 from gateway.wire.shown import shown
@@ -29,6 +35,10 @@ NO_ENDPOINT = "No endpoint is ready to serve this model."
 
 class UncountedError(RefusedError):
     """The engine must count the prompt, and no engine is up to do it."""
+
+
+class UnansweredError(UncountedError):
+    """Likewise: one seemed up, and did not answer."""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -193,7 +203,8 @@ async def counted(pool: Pool, request: GenerationRequest, flow: str) -> PromptCo
         raise RefusedError(Outcome.QUEUE_FULL, message, retry_after=1.0) from None
     except CountUnavailableError as error:
         message = f"The prompt could not be counted: {error}."
-        raise UncountedError(Outcome.NO_ENDPOINT, message, retry_after=5.0) from None
+        kind = UnansweredError if isinstance(error, EngineSilentError) else UncountedError
+        raise kind(Outcome.NO_ENDPOINT, message, retry_after=5.0) from None
     sequences = len(count.prompts) * request.n
     if sequences > MAX_SEQUENCES:
         message = f"`n` of each of {len(count.prompts)} prompts are {sequences} sequences; at most {MAX_SEQUENCES}."

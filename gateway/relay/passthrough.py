@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from gateway.admission.events import Back, EndpointId
@@ -29,6 +30,7 @@ from gateway.wire.request import Relayed, relayed
 from gateway.wire.stream import error_message
 
 _TRIES = 2
+"""Endpoints that may have seen one request."""
 _BYTES_PER_TOKEN = 4
 """Used only to give a time to the prompts of a request that nobody counts."""
 _OK = 200
@@ -38,8 +40,29 @@ class _EvacuatedError(Exception):
     """The request was taken off its endpoint, which went down or hangs."""
 
 
-class _UnreachedError(Exception):
-    """No endpoint that it was to go to took its connection."""
+class _UnansweredError(Exception):
+    """No endpoint has answered it."""
+
+
+@dataclass(slots=True)
+class _Tried:
+    """What became of a request so far.
+
+    Attributes:
+        until: when it waits no more for an endpoint that answers it.
+        seen: how many endpoints may have seen it and did not answer.
+        evacuated: whether it was taken off one.
+        reason: why the last one did not answer.
+    """
+
+    until: float
+    seen: int = 0
+    evacuated: bool = False
+    reason: str = ""
+
+    def goes_on(self, now: float) -> bool:
+        """Whether it may wait, and be sent again."""
+        return self.seen < _TRIES and now < self.until
 
 
 async def relay(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload, *, computes: bool) -> Outcome:
@@ -74,7 +97,7 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload
     prompt_tokens = min(estimated, pool.max_model_len) if computes else None
     most = size * pool.max_model_len  # each byte might be an input of its own
     async with charged(plane, exchange, pool, most, lambda: estimated) if computes else contextlib.nullcontext():
-        came_up, unreached = True, False
+        came_up, tried = True, None
         while came_up:  # the last one may have left again before there was a place, or have just ended
             pool = await wait_for_endpoint(plane, exchange, pool, name, size)
             came_up = bool(pool.healthy())
@@ -84,21 +107,22 @@ async def relay(plane: Plane, scope: Scope, exchange: Exchange, payload: Payload
                     def offered(pool: Pool = pool) -> list[Endpoint]:
                         return pool.in_turn(plane.clock())
 
-                    pool.retries.sent(plane.clock())
-                    with contextlib.suppress(_UnreachedError):
+                    if tried is None:
+                        tried = _Tried(plane.clock() + plane.settings.admission.queue.no_endpoint_ttl)
+                        pool.retries.sent(plane.clock())
+                    with contextlib.suppress(_UnansweredError):
                         return await _pass(
                             plane,
                             scope,
                             exchange,
                             payload,
                             offered,
+                            tried=tried,
                             on_answer=leave,
                             prompt_tokens=prompt_tokens,
                             model=name,
-                            waits=not unreached,
                         )
-                    unreached = True
-            if unreached:
+            if tried is not None:
                 await asyncio.sleep(NOTICED)
         again = retry_after(pool.endpoints.values())
         raise RefusedError(Outcome.NO_ENDPOINT, "No endpoint is ready to serve this model.", retry_after=again)
@@ -112,7 +136,7 @@ async def follow(plane: Plane, scope: Scope, exchange: Exchange, payload: Payloa
     """
     response_id = scope["path"].removeprefix("/v1/responses/").split("/")[0]
     endpoint = plane.directory.endpoints[stored(plane, exchange.client, response_id).endpoint]
-    return await _pass(plane, scope, exchange, payload, lambda: [endpoint])
+    return await _pass(plane, scope, exchange, payload, lambda: [endpoint], tried=_Tried(plane.clock()))
 
 
 @contextlib.asynccontextmanager
@@ -140,28 +164,27 @@ async def _pass(
     payload: Payload,
     offered: Callable[[], Iterable[Endpoint]],
     *,
+    tried: _Tried,
     on_answer: Callable[[], None] = lambda: None,
     prompt_tokens: int | None = None,
     model: str | None = None,
-    waits: bool = False,
 ) -> Outcome:
     """Try it on the endpoints that are offered.
 
     `on_answer` is called when the answer begins. `prompt_tokens`: what the engine computes; None for nothing. `model`:
-    the name that it asks for. `waits`: what no endpoint has seen may wait for one.
+    the name that it asks for.
 
     Raises:
-        _UnreachedError: it may wait, and no endpoint took its connection.
+        _UnansweredError: no endpoint has answered, and it may wait for one that does.
     """
-    tried: set[EndpointId] = set()
-    reason, evacuated, lacking = "", False, False
-    unreached = 0
+    asked: set[EndpointId] = set()
+    lacking = False
 
     def another() -> Endpoint | None:
-        return next((e for e in offered() if e.id not in tried and (not lacking or e.tells(model))), None)
+        return next((e for e in offered() if e.id not in asked and (not lacking or e.tells(model))), None)
 
-    while len(tried) < _TRIES and (endpoint := another()):
-        tried.add(endpoint.id)
+    while len(asked) < _TRIES and tried.seen < _TRIES and (endpoint := another()):
+        asked.add(endpoint.id)
         headers = towards_endpoint(
             scope,
             exchange.identifier,
@@ -181,29 +204,23 @@ async def _pass(
         with endpoint.relaying(plane.new_request()):
             try:
                 async with asyncio.timeout(plane.settings.upstream.first_byte_timeout):
-                    answer, piece = await _watched(plane, endpoint, begin, prompt_tokens, evacuated=evacuated)
+                    begun = await _begun(plane, endpoint, begin, prompt_tokens, tried)
             except TimeoutError:
                 return await exchange.refuse(Outcome.UPSTREAM_TIMEOUT, "The endpoint did not answer in time.")
-            except _EvacuatedError:
+            if begun is None:
                 exchange.unanswered(Back.FAILED)
-                reason, evacuated = "it went down, or hangs", True
                 continue
-            except UpstreamError as error:
-                exchange.unanswered(Back.FAILED)
-                endpoint.watch.failed(str(error))
-                reason = str(error)
-                unreached += isinstance(error, ConnectFailedError)
-                continue
+            answer, piece = begun
             lacking = endpoint.lacks(answer.status, model)
             if (
                 (lacking or _failed(plane, endpoint, answer.status, piece))
-                and len(tried) < _TRIES
+                and len(asked) < _TRIES
                 and another() is not None  # asked only now: each time is another turn
                 and (lacking or _may_retry(plane, endpoint.pool))
             ):
                 answer.close()
                 exchange.unanswered(Back.LACKING if lacking else Back.FAILED)
-                reason = f"it answered {answer.status}"
+                tried.reason = f"it answered {answer.status}"
                 continue
             if not is_stream(answer.headers):  # behind a stream, the engine is still at work
                 on_answer()
@@ -211,14 +228,32 @@ async def _pass(
                 return await _through(plane.settings, exchange, answer, piece, computed=prompt_tokens is not None)
             finally:
                 answer.close()
-    return await _unanswered(exchange, reason, waits=waits and unreached == len(tried))
+    if tried.goes_on(plane.clock()):
+        raise _UnansweredError
+    return await exchange.refuse(Outcome.UPSTREAM_ERROR, f"The endpoint did not answer: {tried.reason}.")
 
 
-async def _unanswered(exchange: Exchange, reason: str, *, waits: bool) -> Outcome:
-    """End what no endpoint has answered; see `_pass`."""
-    if waits:
-        raise _UnreachedError
-    return await exchange.refuse(Outcome.UPSTREAM_ERROR, f"The endpoint did not answer: {reason}.")
+async def _begun(
+    plane: Plane,
+    endpoint: Endpoint,
+    begin: Callable[[], Awaitable[tuple[Answer, bytes]]],
+    prompt_tokens: int | None,
+    tried: _Tried,
+) -> tuple[Answer, bytes] | None:
+    """The first piece of an answer; None if the endpoint did not answer, which is noted.
+
+    Raises:
+        TimeoutError: it was silent for longer than its endpoint's load explains.
+    """
+    try:
+        return await _watched(plane, endpoint, begin, prompt_tokens, evacuated=tried.evacuated)
+    except _EvacuatedError:
+        tried.seen, tried.evacuated, tried.reason = tried.seen + 1, True, "it went down, or hangs"
+    except UpstreamError as error:
+        endpoint.watch.failed(str(error))
+        tried.seen += not isinstance(error, ConnectFailedError)
+        tried.reason = str(error)
+    return None
 
 
 def _failed(plane: Plane, endpoint: Endpoint, status: int, piece: bytes) -> bool:
@@ -230,7 +265,7 @@ def _failed(plane: Plane, endpoint: Endpoint, status: int, piece: bytes) -> bool
     means = endpoint.kind.meaning(status, error_message(piece)) if status >= HTTPStatus.BAD_REQUEST else None
     of_request = status == HTTPStatus.NOT_IMPLEMENTED or means in {Meaning.BUSY, Meaning.INVALID}
     failed = (status >= HTTPStatus.INTERNAL_SERVER_ERROR and not of_request) or means is Meaning.FAILED
-    if failed:
+    if failed or status == HTTPStatus.NOT_FOUND:  # perhaps it is another engine by now
         endpoint.watch.failed(f"it answered {status}", dead=means is Meaning.DEAD)
     if failed or status < HTTPStatus.BAD_REQUEST:
         endpoint.note_answer(plane.clock(), failed=failed)

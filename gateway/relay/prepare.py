@@ -14,6 +14,7 @@ from gateway.pools.directory import Pool
 from gateway.relay.client_identity import Client
 from gateway.relay.demand import (
     Asked,
+    UnansweredError,
     UncountedError,
     Work,
     bounded,
@@ -33,6 +34,8 @@ from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
 from gateway.wire.request import Edits, GenerationRequest
 
+_LONGEST_PAUSE = 4.0
+"""Seconds between two questions to an engine that answers none and seems up."""
 _BYTES_PER_TOKEN = 4
 """Used only to give a size to a request that observe mode lets through uncounted."""
 
@@ -91,13 +94,15 @@ async def _counted(
     plane: Plane, exchange: Exchange, pool: Pool, request: GenerationRequest, client: Client
 ) -> tuple[PromptCount, Pool]:
     """The count, and the pool by which it was counted."""
+    until, pause = plane.clock() + plane.settings.admission.queue.no_endpoint_ttl, NOTICED
     waited = came_up = False
     while True:
         try:
             return await counted(pool, request, client.flow), pool
         except UncountedError as uncounted:
-            # After one wait: an engine is up and still cannot count, or none came.
-            if waited and (pool.healthy() or not came_up):
+            # After one wait: an engine is up and still cannot count, has not answered all the time, or none came.
+            vain = plane.clock() >= until if isinstance(uncounted, UnansweredError) else pool.healthy()
+            if waited and (vain or not came_up):
                 if _observes(plane, pool, uncounted.outcome):
                     return _estimate(request), pool
                 again = retry_after(pool.endpoints.values())
@@ -106,8 +111,9 @@ async def _counted(
             if not _observes(plane, pool, refused.outcome):
                 raise
             return _estimate(request), pool
-        if not waited and pool.healthy():
-            await asyncio.sleep(NOTICED)
+        if pool.healthy():
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
         # Only an engine can count this, and none is up: wait for one. It may leave again before it has counted.
         pool = await wait_for_endpoint(plane, exchange, pool, request.model, len(request.body))
         waited, came_up = True, bool(pool.healthy())

@@ -71,5 +71,9 @@ class CountUnavailableError(Exception):
     """No count was possible: the engine that had to count did not answer. The message says why, without prompt text."""
 
 
+class EngineSilentError(CountUnavailableError):
+    """The engine's answer did not come, or broke off: it may be gone, or busy with one large answer."""
+
+
 class CountingOverloadedError(Exception):
     """Too many bytes of prompts already wait to be counted; the client should retry later."""

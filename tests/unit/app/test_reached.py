@@ -32,6 +32,8 @@ class World:
 
     async def send(self, base_url: str, method: str, path: str, headers: Headers, body: bytes) -> Any:
         self.asked.append((base_url, dict(headers).get(b"authorization")))
+        (asked,) = (there for there in self.directory.endpoints.values() if there.base_url == base_url)
+        assert asked.relayed == 1, "whoever comes meanwhile is sent elsewhere first"
         raise ConnectFailedError("nobody is here")
 
     async def asks(self, endpoint: Endpoint) -> tuple[str, bytes | None]:
@@ -40,7 +42,7 @@ class World:
         with pytest.raises(UnansweredError, match="nobody is here"):
             await target.ask("/tokenize", b"{}", silence=1, longest=1, most=1)
         assert self.failed.pop() == (endpoint.id, "nobody is here"), "so it is probed at once"
-        assert target.url == endpoint.base_url
+        assert (target.url, endpoint.relayed) == (endpoint.base_url, 0)
         return self.asked[-1]
 
     def trust(self, base_url: str, context: ssl.SSLContext | None) -> None:

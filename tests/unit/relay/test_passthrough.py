@@ -8,6 +8,7 @@ from gateway.admission.events import EndpointId
 from gateway.admission.tuning import TUNING
 from gateway.pools.directory import StoredResponse
 from gateway.relay.client_identity import Client, Clients
+from gateway.relay.destination import NOTICED
 from gateway.upstream.interface import ConnectFailedError, ConnectionLostError
 from gateway.wire.request import INLINE_BYTES
 from tests.fakes.plane import TOKEN, FakePlane, Reply, stream
@@ -222,20 +223,50 @@ async def test_an_endpoint_that_is_not_there_is_waited_for(plane):
     assert (client.status, error(client)["code"]) == (503, "no_endpoint")
 
 
-@pytest.mark.parametrize("comes_back", [True, False])
-async def test_one_that_no_endpoint_has_seen_waits_for_one_though_none_was_known_to_be_down(plane, comes_back):
+REFUSED = ConnectFailedError("connection refused")
+
+
+@pytest.mark.parametrize("sent", [[REFUSED], [REFUSED] * 10, [LOST], [REFUSED, LOST, REFUSED]])
+async def test_one_that_its_only_endpoint_did_not_answer_waits_for_it_though_it_was_not_known_to_be_down(plane, sent):
     """As in the moment after an engine's end, which no probe has seen yet."""
     plane.cores.down(EndpointId("b"), "down: gone")
-    ended_just_now = ConnectFailedError("connection refused")
-    plane.replies += [ended_just_now, Reply(b"{}") if comes_back else ended_just_now]
+    plane.replies += [*sent, Reply(b"{}")]
     client = ask(plane)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep((len(sent) - 1) * NOTICED + 0.1)
     plane.cores.down(EndpointId("a"), "down: connection refused")
     await asyncio.sleep(5)
     plane.up("a")
     await ended(client)
-    assert [url for url, *_ in plane.sent] == ["http://a"] * 2
-    assert client.status == (200 if comes_back else 502), "it is not sent for ever"
+    assert [url for url, *_ in plane.sent] == ["http://a"] * (len(sent) + 1)
+    assert client.status == 200
+
+
+async def test_one_that_is_taken_off_its_only_endpoint_waits_for_it(plane):
+    plane.cores.down(EndpointId("b"), "down: gone")
+    client, name = await silent(plane)
+    plane.cores.down(EndpointId(name), "down: no connection within 5 s")
+    plane.flights.evacuate(EndpointId(name))
+    await asyncio.sleep(5)
+    assert client.status is None
+    plane.replies.append(Reply(b"{}"))
+    plane.up(name)
+    assert (await ended(client)).status == 200
+    assert plane.watch(name).evacuated == [False, True]
+
+
+async def test_no_endpoint_gets_one_that_two_have_dropped(plane):
+    plane.cores.down(EndpointId("b"), "down: gone")
+    plane.replies += [LOST, REFUSED, LOST]
+    client = await ended(ask(plane))
+    assert (client.status, error(client)["code"], len(plane.sent)) == (502, "upstream_error", 3)
+
+
+async def test_one_that_its_endpoint_never_takes_is_not_sent_for_ever(plane):
+    plane.cores.down(EndpointId("b"), "down: gone")
+    plane.replies += [REFUSED] * 1000
+    client = await ended(ask(plane))
+    assert (client.status, error(client)["code"]) == (502, "upstream_error")
+    assert len(plane.sent) == pytest.approx(plane.settings.admission.queue.no_endpoint_ttl / NOTICED, abs=2)
 
 
 async def test_an_endpoint_in_the_place_of_all_that_have_gone_is_waited_for(plane):

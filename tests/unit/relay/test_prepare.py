@@ -5,7 +5,8 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.admission.events import EndpointId
-from gateway.tokens.count import CountingOverloadedError, CountUnavailableError, PromptTooLongError
+from gateway.relay.destination import NOTICED
+from gateway.tokens.count import CountingOverloadedError, CountUnavailableError, EngineSilentError, PromptTooLongError
 from gateway.wire.request import EDITED_INLINE_BYTES, INLINE_BYTES, InvalidRequestError
 from tests.fakes.plane import ASKED, WHOLE, FakePlane, Reply, asked, error_of, stream, would
 
@@ -184,6 +185,27 @@ async def test_a_prompt_that_nobody_comes_to_count_is_refused(plane):
     assert (client.status, error_of(client)["code"]) == (503, "no_endpoint")
     assert plane.lines[0]["queue_ms"] == 60_000
     assert "The prompt could not be counted: nobody answers." in error_of(client)["message"]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_prompt_whose_engine_seems_up_and_is_silent_is_counted_when_it_answers(plane, answers):
+    silences = 4 if answers else 1000
+    plane.counter.errors.extend([EngineSilentError("it did not come to an end in time")] * silences)
+    plane.replies.append(Reply(WHOLE))
+    began = asyncio.get_running_loop().time()
+    client = await plane.ask().ended()
+    took = asyncio.get_running_loop().time() - began
+    if answers:
+        assert (client.status, took) == (200, pytest.approx(NOTICED * (1 + 2 + 4 + 8), abs=0.01))
+    else:
+        assert (client.status, error_of(client)["code"]) == (503, "no_endpoint")
+        assert took == pytest.approx(plane.settings.admission.queue.no_endpoint_ttl, abs=4.0)
+
+
+async def test_an_engine_that_is_up_and_cannot_count_is_asked_once_more(plane):
+    plane.counter.errors.extend([CountUnavailableError("/tokenize of the engine answered 500")] * 3)
+    client = await plane.ask().ended()
+    assert (client.status, len(plane.counter.errors)) == (503, 1)
 
 
 # The memory of its body.
