@@ -57,6 +57,7 @@ _TABLE: Mapping[Needs, tuple[str, ...]] = {
         *("models[].name", "models[].tokenizer", "models[].chat_template", "models[].trust_remote_code"),
         *("server.state_dir", "admission.event_log"),
         *("counting.threads", "counting.processes"),
+        *("models[].engine.idle_stop", "models[].engine.group"),
         "health.interval",
         *("tier.redis", "tier.advertise", "tier.key_file", "tier.members", "tier.fallback_share"),
         *("log.level", "log.format", "log.access"),
@@ -66,8 +67,7 @@ _TABLE: Mapping[Needs, tuple[str, ...]] = {
         *("models[].engine.model", "models[].engine.replicas", "models[].engine.gpus", "models[].engine.share_gpu"),
         *("models[].engine.args", "models[].engine.env", "models[].engine.python"),
         *("models[].engine.llama_server", "models[].engine.choice", "models[].engine.alternatives"),
-        *("models[].engine.quality", "models[].engine.on_demand", "models[].engine.idle_stop"),
-        *("models[].engine.idle", "models[].engine.group", "models[].engine.at"),
+        *("models[].engine.quality", "models[].engine.on_demand", "models[].engine.idle", "models[].engine.at"),
     ),
     Needs.NEXT_ENGINE: (
         *("models[].engine.fit", "models[].engine.min_model_len", "models[].engine.start_timeout"),

@@ -44,7 +44,7 @@ _OWNER_BACKOFF = 0.05
 _LAUNCHED = "--launched="
 _OF_SUPERVISION = frozenset(
     {"replicas", "gpus", "share_gpu", "fit", "min_model_len", "start_timeout", "stop_timeout", "max_restarts"}
-    | {"hung_timeout", "reload", "choice", "alternatives", "quality"}
+    | {"hung_timeout", "reload", "choice", "alternatives", "quality", "idle_stop", "group"}
 )
 """Settings of an engine that do not reach its process. `gpus` and `choice` count by their result for each replica."""
 
@@ -100,15 +100,17 @@ def programs(
             seat = next(placed)
             described = _description(model, model.engine, executable, seat.gpus)
             program = next((program for program in left if program.described == described), None)
+            place = model.engine.group or served_name(model)
             if program is not None:
                 left.remove(program)
+                program = replace(program, place=place)
             else:
                 name = _unused(_name(model, model.engine, number), taken)
                 spec = _spec(model, model.engine, (kind, executable), seat.gpus, name)
                 spec, choices, bounds = fitted(spec, model.engine, seat)
                 policy = _policy(model.engine)
                 program = assembled(spec, policy, fit=bounds, choices=choices, described=described)
-                sleeps, place = _sleep(model.engine, kind) is not None, model.engine.group or served_name(model)
+                sleeps = _sleep(model.engine, kind) is not None
                 program = replace(program, on_demand=model.engine.on_demand, sleeps=sleeps, place=place)
             of_model.append(program)
             launches.append(f"{_LAUNCHED}{as_word(program.spec.address, model.engine)}")
@@ -288,6 +290,11 @@ def knowing(gateway: Gateway, before: Gateway) -> Gateway:
     known, configured = _launched(gateway), [at.address for model in gateway.settings.models for at in model.endpoints]
     more = (word for address, word in _launched(before).items() if address in configured and address not in known)
     return replace(gateway, argv=(*gateway.argv, *more))
+
+
+def agrees(gateway: Gateway, other: Gateway) -> bool:
+    """Whether a gateway knows how the engines of another come and go, as that one does."""
+    return _launched(gateway).items() >= _launched(other).items()
 
 
 def _launched(gateway: Gateway) -> dict[str, str]:

@@ -81,12 +81,16 @@ class Attendant:
         self._going: Collection[Engine] = ()
         """Engines that are about to end, of which the process that decides knows nothing."""
         self._waiting: set[str] = set()
-        """Addresses of engines that are to be started once these have ended."""
+        """Addresses of engines that are to be started once another has ended."""
 
     def add(self, engine: Engine) -> None:
         """Attend to another engine. It does not run yet."""
         held = self._held[engine.spec.address] = _Held(engine)
         self._say(held)
+
+    def renew(self, engine: Engine) -> None:
+        """Take another description of an engine, which goes on."""
+        self._held[engine.spec.address].engine = engine
 
     async def leave(self, engine: Engine, within: float) -> None:
         """Have the process that decides end an engine once nothing is on it; wait for that at most so many seconds.
@@ -161,17 +165,21 @@ class Attendant:
             held.free_port()
 
     def _is_taken(self, held: _Held) -> bool:
-        """Whether one that is about to end still has its place, or another one has, while it is itself about to end."""
-        rivals = [other.engine for other in self._held.values()] if held.engine in self._going else self._going
-        return any(
-            engine is not held.engine and engine.place == held.engine.place and self._runs(engine) for engine in rivals
-        )
+        """Whether another one runs in its place, or one that is about to end on its GPUs.
 
-    def _runs(self, engine: Engine) -> bool:
-        held = self._held.get(engine.spec.address)
-        if held is None or held.engine is not engine:
-            return not engine.on_demand
-        return held.phase is not ResidencyPhase.STOPPED
+        Who decides has ended it first, if it knows it: but not one that its settings no longer name.
+        """
+        place, gpus = held.engine.place, {*held.engine.spec.gpus}
+        running = [
+            other.engine
+            for other in self._held.values()
+            if other is not held and other.phase is not ResidencyPhase.STOPPED
+        ]
+        running += [engine for engine in self._going if not engine.on_demand]
+        return any(
+            engine.place == place or (engine in self._going and not gpus.isdisjoint(engine.spec.gpus))
+            for engine in running
+        )
 
     def _catch_up(self) -> None:
         """Start what had to wait."""

@@ -33,7 +33,7 @@ from gateway.serve.checks import preflight
 from gateway.serve.discovery import Discovery
 from gateway.serve.gateways import STILL, FailedError, Gateways
 from gateway.serve.hang_restarts import Hangs
-from gateway.serve.launch import Gateway, programs, served_name, telling
+from gateway.serve.launch import Gateway, agrees, programs, served_name, telling
 from gateway.serve.on_demand_engines import Attendant
 from gateway.serve.owner_socket import OwnerSocket, expect_free
 from gateway.serve.processes import is_cut, worker_count
@@ -246,6 +246,8 @@ class Deployment:
         same_engines = len(engines) == len(self.engines) and all(engine in self.engines for engine in engines)
         if not same_engines or change.later or before[0].described != gateways[0].described:
             return False
+        if not agrees(before[0], gateways[0]):
+            return False
         if any(self._gave_up(engine) for engine in engines):
             return False
         try:
@@ -264,6 +266,7 @@ class Deployment:
                 await self._stop(engine)
         if len(gateways) > len(self._gateways.running):
             await self._gateways.divide(self._sockets, self._owner)
+        self._renew(engines)
         change = Change.between(self.engines, engines)
         with self._attendant.going((*(old for old, _ in change.replaced), *change.removed)):
             for engine in change.added:
@@ -276,6 +279,13 @@ class Deployment:
                 await self._gateways.hand_over(gateways)
             for engine in change.removed:
                 await self._stop(engine)
+
+    def _renew(self, engines: Sequence[Engine]) -> None:
+        """Go by the new descriptions of engines that go on: those on demand may have other places now."""
+        self.engines = [next((new for new in engines if new == old), old) for old in self.engines]
+        for engine in self.engines:
+            if engine.on_demand:
+                self._attendant.renew(engine)
 
     async def _replace(self, old: Engine, new: Engine, gateways: list[Gateway], settings: Settings) -> None:
         if new.spec.address == old.spec.address:  # in a tier, where the others reach it

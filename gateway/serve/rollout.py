@@ -7,7 +7,7 @@ from pydantic import AnyUrl
 
 from engine.program import Engine
 from gateway.config.endpoint import EndpointSettings
-from gateway.config.settings import Settings
+from gateway.config.settings import ModelSettings, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +61,25 @@ def fronting(settings: Settings, pending: Sequence[tuple[Engine, Engine]]) -> Se
 
 
 def beside(settings: Settings, other: Settings) -> Settings:
-    """Settings with those endpoints of others that are of their models, too.
+    """Settings with the models and endpoints of others, too; not with a model whose name is an adapter's in the other.
 
     While one set of gateways takes over from another, whoever decides, and who still carries requests, knows both.
     """
-    taken = {endpoint.address for model in settings.models for endpoint in model.endpoints}
-    models = []
-    for model in settings.models:
-        alike = (endpoint for also in other.models if also.name == model.name for endpoint in also.endpoints)
-        new = tuple(endpoint for endpoint in alike if endpoint.address not in taken)
+    models = list(settings.models)
+    taken = {endpoint.address for model in models for endpoint in model.endpoints}
+    for also in other.models:
+        new = tuple(endpoint for endpoint in also.endpoints if endpoint.address not in taken)
         taken.update(endpoint.address for endpoint in new)
-        models.append(model.model_copy(update={"endpoints": (*model.endpoints, *new)}))
+        at = next((number for number, model in enumerate(models) if model.name == also.name), None)
+        if at is not None:
+            models[at] = models[at].model_copy(update={"endpoints": (*models[at].endpoints, *new)})
+        elif new and not any(_clash(also, model) or _clash(model, also) for model in models):
+            models.append(also.model_copy(update={"endpoints": new}))
     return settings.model_copy(update={"models": tuple(models)})
+
+
+def _clash(model: ModelSettings, other: ModelSettings) -> bool:
+    return any(adapter.name == model.name for adapter in other.lora)
 
 
 def notice(old: Engine, *, others: int, took: float | None, patience: float) -> str:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,7 +65,12 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., A
 
     @contextmanager
     def start(
-        *args: str, patience: float = 30, idle: str = "stop", always: bool = False, **more: Any
+        *args: str,
+        names: Sequence[str] = ("red", "blue"),
+        always: bool = False,
+        patience: float = 30,
+        idle: str = "stop",
+        **more: Any,
     ) -> Iterator[Served]:
         fakes = [f"--fake-slow={tmp_path / 'slow'}", f"--fake-fails-by={tmp_path / 'fails'}"]
         fakes += [f"--fake-pids={tmp_path / 'pids'}", *args]
@@ -82,7 +87,7 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., A
                     **({} if always else on_demand),
                 },
             }
-            for name in (("red",) if always else ("red", "blue"))
+            for name in names
         ]
         admission = {"ttft_target": None, "queue": {"no_endpoint_ttl": patience}}
         config = tmp_path / "kvgate.yaml"
@@ -313,7 +318,7 @@ def test_what_waits_is_answered_though_a_reload_changes_the_engines(
 def test_a_reload_that_brings_the_first_engine_on_demand_keeps_the_streams_of_another(
     launched: Callable[..., Any], tmp_path: Path
 ) -> None:
-    with launched(f"--step-seconds={STEP}", always=True) as served:
+    with launched(f"--step-seconds={STEP}", names=["red"], always=True) as served:
         changed = yaml.safe_load((tmp_path / "kvgate.yaml").read_text())
         (red,) = changed["models"]
         changed["models"].append(red | {"name": "blue", "engine": red["engine"] | {"on_demand": True}})
@@ -322,3 +327,36 @@ def test_a_reload_that_brings_the_first_engine_on_demand_keeps_the_streams_of_an
             assert served.ask().status_code == 200
         assert stream.result().endswith("data: [DONE]\n\n")
         assert served.ask("blue").status_code == 200
+
+
+def test_a_model_that_comes_into_a_group_waits_for_its_turn_and_restarts_no_engine(
+    launched: Callable[..., Any], tmp_path: Path
+) -> None:
+    with launched(f"--step-seconds={STEP}", names=["red"]) as served:
+        assert served.ask().status_code == 200
+        changed = yaml.safe_load((tmp_path / "kvgate.yaml").read_text())
+        (red,) = changed["models"]
+        red["engine"] |= {"group": "another", "idle_stop": 30}
+        changed["models"].append(red | {"name": "blue"})
+        (tmp_path / "kvgate.yaml").write_text(yaml.safe_dump(changed))
+        with handing_over(served) as stream:
+            assert served.ask("blue").status_code == 200
+            assert stream.result().endswith("data: [DONE]\n\n")
+        assert [is_alive(pid) for pid in served.starts()] == [False, True], "each once, one after the other"
+
+
+def test_what_waits_for_an_engine_is_answered_though_a_reload_removes_the_one_in_its_place(
+    launched: Callable[..., Any], tmp_path: Path
+) -> None:
+    with launched(f"--step-seconds={STEP}") as served, ThreadPoolExecutor() as threads:
+        assert served.ask().status_code == 200
+        stream = threads.submit(served.stream, int(4 / STEP))
+        assert eventually(lambda: served.kvgate.state()["endpoints"][0]["in_flight"] == 1)
+        waiting = threads.submit(served.ask, "blue")
+        changed = yaml.safe_load((tmp_path / "kvgate.yaml").read_text())
+        del changed["models"][0]
+        (tmp_path / "kvgate.yaml").write_text(yaml.safe_dump(changed))
+        assert served.reload() == 0
+        assert stream.result().endswith("data: [DONE]\n\n")
+        assert waiting.result().status_code == 200
+        assert served.ask().status_code == 404

@@ -13,7 +13,7 @@ from gateway.config.engine import from_words
 from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
 from gateway.serve import launch
-from gateway.serve.launch import knowing, programs, served_name, telling
+from gateway.serve.launch import agrees, knowing, programs, served_name, telling
 from gateway.serve.owner_socket import OwnerSocket
 from gateway.serve.rollout import beside
 from tests.unit.engine.adapters import adapter
@@ -61,6 +61,15 @@ def test_an_engine_described_as_one_that_runs_is_that_one_and_another_has_anothe
     assert [program.name for program in again] == ["engine org/chat 0 #2", "engine org/chat 1 #2", "gateway"]
     assert not {program.ready_url for program in again[:2]} & {program.ready_url for program in first}
     assert "hidden" not in first[0].described
+
+
+def test_an_engine_goes_on_in_another_group_and_with_another_time_to_stop():
+    (before, was) = launched({"on_demand": True})
+    (engine, gateway) = launched({"on_demand": True, "group": "card", "idle_stop": 5}, running=[before])
+    assert engine == before
+    assert (before.place, engine.place) == ("org/chat", "card")
+    assert not agrees(was, gateway)
+    assert agrees(gateway, gateway)
 
 
 def test_another_adapter_of_the_same_rank_needs_no_other_engine_if_one_can_load_it_while_it_runs(tmp_path):

@@ -329,9 +329,49 @@ async def test_one_on_demand_does_not_start_before_one_has_gone_that_always_ran(
     assert supervisor.done == [("add", "engine m")]
 
 
+async def test_none_starts_on_the_gpus_of_one_that_is_about_to_go(world, engine):
+    supervisor, attendant, _ = world
+    spec = replace(engine.spec, gpus=("0", "1"))
+    old = replace(engine, name="engine old", spec=replace(spec, port=free_port()), on_demand=True, place="old")
+    new = replace(old, name="engine new", spec=replace(spec, port=free_port(), gpus=("1",)), place="new")
+    for one in (old, new):
+        attendant.add(one)
+    await running(supervisor, attendant, old)
+    with attendant.going([old]):
+        await running(supervisor, attendant, new)
+        assert supervisor.done == [("add", "engine old")]
+        await attendant.remove(old)
+        await settled()
+    assert supervisor.done[1:] == [("remove", "engine old"), ("add", "engine new")]
+
+
+async def test_two_that_share_gpus_run_side_by_side(world, engine):
+    supervisor, attendant, _ = world
+    other = replace(engine, name="engine n", spec=replace(engine.spec, port=free_port(), gpus=("0",)), place="n")
+    attendant.renew(replace(engine, spec=replace(engine.spec, gpus=("0",)), place="m"))
+    attendant.add(other)
+    await running(supervisor, attendant, engine)
+    await running(supervisor, attendant, other)
+    assert supervisor.done == [("add", "engine m"), ("add", "engine n")]
+
+
+async def test_none_starts_in_the_place_of_one_that_nobody_has_ended(world, engine):
+    """In a tier the gateway that decides may have been reloaded already, and know of that one no more."""
+    supervisor, attendant, _ = world
+    old = replace(engine, name="engine old", spec=replace(engine.spec, port=free_port()), place="another")
+    attendant.add(old)
+    await running(supervisor, attendant, old)
+    attendant.renew(replace(old, place=engine.place))
+    await running(supervisor, attendant, engine)
+    assert supervisor.done == [("add", "engine old")]
+    await attendant.remove(old)
+    await settled()
+    assert supervisor.done[1:] == [("remove", "engine old"), ("add", "engine m")]
+
+
 async def test_one_that_is_about_to_go_does_not_start_beside_one_in_its_place(world, engine):
     supervisor, attendant, _ = world
-    old = replace(engine, name="engine old", spec=replace(engine.spec, port=free_port()))
+    old = replace(engine, name="engine old", spec=replace(engine.spec, port=free_port()), on_demand=True)
     attendant.add(old)
     with attendant.going([old]):
         await running(supervisor, attendant, engine)

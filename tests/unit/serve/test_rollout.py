@@ -58,8 +58,19 @@ def test_while_gateways_take_over_both_know_the_endpoints_of_both():
         {"models": [{"name": "n", "endpoints": [{"url": "http://127.0.0.1:3/"}, {"url": "http://127.0.0.1:9/"}]}]}
     )
     assert urls(beside(settings(1, 2), settings(2, 3))) == [f"http://127.0.0.1:{port}/" for port in (1, 2, 3)]
-    assert urls(beside(settings(1), named)) == urls(settings(1)), "of another model"
+    both = beside(settings(1, 3), named)
+    assert urls(both) == urls(settings(1, 3))
+    assert [(model.name, len(model.endpoints)) for model in both.models] == [(None, 2), ("n", 1)], "of another model"
     assert beside(settings(1, 2), settings(2)) == settings(1, 2)
+
+
+@pytest.mark.parametrize("adapted", [0, 1])
+def test_a_model_with_the_name_of_an_adapter_is_not_known_beside_it(adapted):
+    names = ["a", "b"]
+    models = [{"name": name, "endpoints": [{"url": f"http://h:{port}"}]} for port, name in enumerate(names, 1)]
+    models[adapted]["lora"] = [{"name": names[1 - adapted], "path": "/p"}]
+    one, other = (Settings.model_validate({"models": [model]}) for model in models)
+    assert beside(one, other) == one
 
 
 @pytest.mark.parametrize(
