@@ -138,8 +138,10 @@ class Owner:
 class Tier(RuleBasedStateMachine):
     """A gateway that launches engines, and owners elsewhere, one after the other."""
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(guarded=st.booleans())
+    def begin(self, *, guarded: bool) -> None:
+        """`guarded`: the parent knows that they have one place. Else all is up to the owner."""
+        self.guarded = guarded
         self.loop = asyncio.new_event_loop()
         self.now = 100.0
         self.failed: list[str] = []
@@ -174,8 +176,8 @@ class Tier(RuleBasedStateMachine):
                 name=name,
                 sleeps=False,
                 history=None,
-                place=name,
-                spec=SimpleNamespace(address=name, host="127.0.0.1", port=0),
+                place="card" if self.guarded else name,
+                spec=SimpleNamespace(address=name, host="127.0.0.1", port=0, gpus=()),
             )
             self.attendant.add(engine)
         self.front.from_parent.clear()  # nobody hears it before it is ready
