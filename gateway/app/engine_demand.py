@@ -122,6 +122,11 @@ class EngineDemand:
         """A front has gone."""
         self._awaited.pop(front, None)
 
+    def runs(self, endpoint: EndpointId) -> bool:
+        """Whether it is yet to be ended here: another of its group may want its place, though no settings name it."""
+        known = self._engines.get(endpoint)
+        return known is not None and known.heard and known.phase is not ResidencyPhase.STOPPED and not known.ended
+
     def ready_in(self) -> dict[EndpointId, float | None]:
         """Seconds until each engine that does not run would be up for a request that comes now; None if not known."""
         now = self._clock()

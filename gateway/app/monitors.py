@@ -34,6 +34,7 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
         clock: monotonic seconds.
         background: runs the monitors.
         launched: addresses of engines that kvgate launches.
+        runs: whether the engine of an endpoint comes and goes, and is yet to be ended.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
         clock: Callable[[], float],
         background: Background,
         launched: Container[str],
+        runs: Callable[[EndpointId], bool] = lambda _endpoint: False,
     ) -> None:
         self._cores = cores
         self._questions = Questions(settings, background)
@@ -52,6 +54,7 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
         self._clock = clock
         self._background = background
         self._launched = launched
+        self._runs = runs
         self._monitors: dict[EndpointId, EndpointMonitor] = {}
         self._watching: dict[EndpointId, asyncio.Task[None]] = {}
         self._leaving: dict[EndpointId, asyncio.Task[None]] = {}
@@ -159,7 +162,7 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
         _log.info("endpoint removed", endpoint=endpoint)
 
     def _needed(self, endpoint: EndpointId) -> bool:
-        if self._monitors[endpoint].passing:
+        if self._monitors[endpoint].passing or self._runs(endpoint):
             return True
         driver = self._cores.driver_of(endpoint)
         if driver is None:

@@ -93,6 +93,7 @@ class Owner:
             clock=clock,
             background=self._background,
             launched=launched,
+            runs=lambda endpoint: self.demand.runs(endpoint),  # noqa: PLW0108 - it is made below
         )
         self._pictures = Pictures(
             self.cores, self.monitors, settings=lambda: self._settings, clock=clock, digest=digest

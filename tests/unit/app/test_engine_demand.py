@@ -441,3 +441,31 @@ def test_an_endpoint_that_its_operator_drained_is_not_started(world):
     world.pass_time(1)
     assert world.asked == []
     assert world.monitors[A].state is State.DRAINING
+
+
+def test_one_that_no_settings_name_any_more_leaves_its_place_to_another_and_runs_until_then(world):
+    world.demand.awaited(0, {"red": 0.0})
+    world.pass_time(LOOK)
+    world.come_up(A)
+    world.demand.awaited(0, {"blue": 0.0})
+    world.monitors[A].drained, world.monitors[A].state = True, State.DRAINING
+    assert world.demand.runs(A)
+    world.pass_time(2)
+    assert world.asked[1:] == [("end", A)]
+    assert not world.demand.runs(A), "its parent was told"
+    world.hear(A)
+    world.pass_time(LOOK)
+    assert world.asked[2:] == [("run", B)]
+
+
+def test_one_that_was_not_heard_of_or_ended_by_itself_is_not_to_be_ended(world):
+    assert not world.demand.runs(A)
+    world.demand.awaited(0, {"red": 0.0})
+    world.pass_time(LOOK)
+    assert world.demand.runs(A)
+    world.lose(A)
+    assert not world.demand.runs(A)
+    world.hear(A, ResidencyPhase.UP)
+    assert world.demand.runs(A)
+    world.hear(A, wrong="it crashed")
+    assert not world.demand.runs(A)

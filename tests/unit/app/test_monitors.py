@@ -44,8 +44,15 @@ class World:
         self.clock = asyncio.get_running_loop().time
         self.cores = Cores(self._make, follower)
         settings = Settings.model_validate({"health": {"interval": 0.05, "timeout": 0.05}})
+        self.running: set[EndpointId] = set()
+        """Those whose engines come and go, and run."""
         self.monitors = Monitors(
-            self.cores, settings=lambda: settings, clock=self.clock, background=self.background, launched={ONE}
+            self.cores,
+            settings=lambda: settings,
+            clock=self.clock,
+            background=self.background,
+            launched={ONE},
+            runs=lambda endpoint: endpoint in self.running,
         )
 
     def _make(self, model: str, _root: str | None) -> Driver:
@@ -264,4 +271,15 @@ async def test_one_that_leaves_stays_while_an_answer_of_it_is_passed_on(world: W
     await asyncio.sleep(0.05)
     assert ONE in monitors
     monitor.finished(RequestId(1))
+    await until(lambda: set(monitors) == {TWO})
+
+
+async def test_one_that_leaves_stays_while_its_engine_is_yet_to_be_ended(world: World) -> None:
+    monitors = world.monitors
+    monitors.follow(access(AT_ONE))
+    world.running.add(ONE)
+    monitors.follow(access(AT_TWO))
+    assert await world.stays(ONE)
+    assert monitors[ONE].drained
+    world.running.clear()
     await until(lambda: set(monitors) == {TWO})
