@@ -45,6 +45,8 @@ class Gateways:
         self._succeeded = succeeded
         self._answers: dict[str, asyncio.Future[str | None]] = {}
         """By name, a gateway's answer to other settings: what is wrong with them; None if the gateway ended."""
+        self._leaving: asyncio.Task[None] | None = None
+        """The end of the gateway that was divided. It takes as long as that one's streams."""
 
     @property
     def settings(self) -> Settings:
@@ -110,13 +112,15 @@ class Gateways:
                     leaving.create_task(self._follow(old, new))
             if owned:
                 failure = await self._succeed(before[0], coming[0])
+            if self._leaving is not None:
+                await self._leaving
         if failure is not None:
             raise _not_started(coming[0], failure)
         if owned:
             await self._govern(coming[0], beside(coming[0].settings, before[0].settings))
 
     async def divide(self, listening: Sequence[socket.socket], owner: OwnerSocket) -> None:
-        """Have an owner and a front do what one gateway did until now, on the same sockets.
+        """Have an owner and a front do what one gateway did until now, on the same sockets. Next they are handed over.
 
         Raises:
             FailedError: one of them does not start.
@@ -125,7 +129,7 @@ class Gateways:
         _, front = coming = divided(old, listening, owner)
         await self._start(coming)
         self._are(coming)
-        await self._follow(old, front)
+        self._leaving = asyncio.create_task(self._follow(old, front))
 
     def _are(self, gateways: Sequence[Gateway]) -> None:
         self.running = list(gateways)

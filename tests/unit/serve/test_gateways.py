@@ -8,6 +8,7 @@ from gateway.config.settings import Settings
 from gateway.serve.gateways import FailedError, Gateways
 from gateway.serve.launch import programs
 from gateway.serve.owner_socket import OwnerSocket
+from tests.until import until
 
 
 class Supervisor:
@@ -18,6 +19,8 @@ class Supervisor:
         self.done = []
         self.gateways = None
         self.wrong = ""
+        self.streams = False
+        """Whether a gateway alone still has some."""
 
     async def add(self, program):
         self.done.append(("add", program.name))
@@ -25,6 +28,8 @@ class Supervisor:
 
     async def remove(self, name, by=signal.SIGTERM):
         for _ in range(1 if name == "owner" else 5):  # a front serves its connections first
+            await asyncio.sleep(0)
+        while name == "gateway" and self.streams:  # noqa: ASYNC110 - the test says when they end
             await asyncio.sleep(0)
         self.done.append((by.name, name))
 
@@ -106,10 +111,18 @@ async def test_one_gateway_becomes_an_owner_and_a_front_with_its_settings(make):
     world = make(workers=1)
     (alone,) = world.gateways.running
     await world.gateways.divide([], world.owner)
-    assert world.done == [("add", "owner"), ("add", "front 1"), ("SIGUSR1", "gateway")]
+    assert world.done == [("add", "owner"), ("add", "front 1")]
     assert [gateway.settings.models for gateway in world.gateways.running] == [alone.settings.models] * 2
     assert world.gateways.is_owned
     assert (world.gateways.voice, world.successions) == ("owner", 1)
+    world.supervisor.streams = True
+    handed_over = asyncio.create_task(world.gateways.hand_over(world.described("debug", world.owner)))
+    await until(lambda: ("SIGUSR1", "front 1") in world.done)
+    assert ("add", "owner #2") in world.done, "other settings need not wait for its streams"
+    assert not handed_over.done(), "its engines are to stay until then"
+    world.supervisor.streams = False
+    await handed_over
+    assert ("SIGUSR1", "gateway") in world.done
 
 
 @pytest.mark.parametrize("failed", ["owner", "front 1"])
