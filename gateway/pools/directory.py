@@ -21,6 +21,8 @@ from gateway.tokens.counter import ModelCounter
 from gateway.wire.engine_kinds import KINDS, VLLM, EngineKind, KvOut
 from gateway.wire.fields import Use, named, unread_limits
 
+DENIED = "it does not accept the key that kvgate has for it"
+"""Why an endpoint failed that `denies`."""
 _REMEMBERED_RESPONSES = 10_000
 _LONGEST_ID = 256
 """Most characters of a response's id. vLLM's own have 37; a client may set one of any length as `request_id`."""

@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.admission.events import Back, EndpointId, RequestId, Verdict
 from gateway.admission.outcomes import Outcome
-from gateway.pools.directory import Endpoint
+from gateway.pools.directory import DENIED, Endpoint
 from gateway.relay.exchange import Exchange
 from gateway.relay.flights import Flight, Flights, Interruption
 from gateway.relay.headers import is_stream, towards_client
@@ -217,7 +217,7 @@ class Attempt:
                 Back.FAILED, f"The endpoint answered {answer.status}: {_sentence(message)}", live_error=not dead
             )
         if self._endpoint.denies(answer.status):
-            self._endpoint.watch.failed("it does not accept the key")
+            self._endpoint.watch.failed(DENIED)
             return Retryable(
                 Back.FAILED, "The endpoint did not accept the key that kvgate has for it.", live_error=True
             )

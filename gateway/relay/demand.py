@@ -21,7 +21,7 @@ from gateway.server.asgi import Scope
 from gateway.tokens.count import (
     CountingOverloadedError,
     CountUnavailableError,
-    EngineSilentError,
+    EngineUnreachedError,
     PromptCount,
     PromptTooLongError,
 )
@@ -37,8 +37,8 @@ class UncountedError(RefusedError):
     """The engine must count the prompt, and no engine is up to do it."""
 
 
-class UnansweredError(UncountedError):
-    """Likewise: one seemed up, and did not answer."""
+class UnreachedError(UncountedError):
+    """Likewise: one seemed up, and took no connection."""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -203,7 +203,7 @@ async def counted(pool: Pool, request: GenerationRequest, flow: str) -> PromptCo
         raise RefusedError(Outcome.QUEUE_FULL, message, retry_after=1.0) from None
     except CountUnavailableError as error:
         message = f"The prompt could not be counted: {error}."
-        kind = UnansweredError if isinstance(error, EngineSilentError) else UncountedError
+        kind = UnreachedError if isinstance(error, EngineUnreachedError) else UncountedError
         raise kind(Outcome.NO_ENDPOINT, message, retry_after=5.0) from None
     sequences = len(count.prompts) * request.n
     if sequences > MAX_SEQUENCES:

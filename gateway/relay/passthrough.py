@@ -9,7 +9,7 @@ from http import HTTPStatus
 from gateway.admission.events import Back, EndpointId
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import Settings
-from gateway.pools.directory import Endpoint, Pool
+from gateway.pools.directory import DENIED, Endpoint, Pool
 from gateway.relay.body_parsing import read
 from gateway.relay.charge import charged
 from gateway.relay.demand import refuse_adapter
@@ -211,16 +211,18 @@ async def _pass(
                 exchange.unanswered(Back.FAILED)
                 continue
             answer, piece = begun
-            lacking = endpoint.lacks(answer.status, model)
-            if (
-                (lacking or _failed(plane, endpoint, answer.status, piece))
-                and len(asked) < _TRIES
-                and another() is not None  # asked only now: each time is another turn
-                and (lacking or _may_retry(plane, endpoint.pool))
+            lacking, denied = endpoint.lacks(answer.status, model), endpoint.denies(answer.status)
+            if (lacking or _failed(plane, endpoint, answer.status, piece)) and (
+                denied
+                or (
+                    len(asked) < _TRIES
+                    and another() is not None  # asked only now: each time is another turn
+                    and (lacking or _may_retry(plane, endpoint.pool))
+                )
             ):
                 answer.close()
                 exchange.unanswered(Back.LACKING if lacking else Back.FAILED)
-                tried.reason = f"it answered {answer.status}"
+                tried.reason = DENIED if denied else f"it answered {answer.status}"
                 continue
             if not is_stream(answer.headers):  # behind a stream, the engine is still at work
                 on_answer()
@@ -259,13 +261,13 @@ async def _begun(
 def _failed(plane: Plane, endpoint: Endpoint, status: int, piece: bytes) -> bool:
     """Whether an answer, by its status and its first piece, is a failure of its endpoint; that is noted."""
     if endpoint.denies(status):
-        endpoint.watch.failed("it does not accept the key")
+        endpoint.watch.failed(DENIED)
         endpoint.note_answer(plane.clock(), failed=True)
         return True
     means = endpoint.kind.meaning(status, error_message(piece)) if status >= HTTPStatus.BAD_REQUEST else None
     of_request = status == HTTPStatus.NOT_IMPLEMENTED or means in {Meaning.BUSY, Meaning.INVALID}
     failed = (status >= HTTPStatus.INTERNAL_SERVER_ERROR and not of_request) or means is Meaning.FAILED
-    if failed or status == HTTPStatus.NOT_FOUND:  # perhaps it is another engine by now
+    if failed or (status == HTTPStatus.NOT_FOUND and b'"error"' in piece):  # not of a route; perhaps another engine's
         endpoint.watch.failed(f"it answered {status}", dead=means is Meaning.DEAD)
     if failed or status < HTTPStatus.BAD_REQUEST:
         endpoint.note_answer(plane.clock(), failed=failed)

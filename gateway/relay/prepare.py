@@ -14,8 +14,8 @@ from gateway.pools.directory import Pool
 from gateway.relay.client_identity import Client
 from gateway.relay.demand import (
     Asked,
-    UnansweredError,
     UncountedError,
+    UnreachedError,
     Work,
     bounded,
     counted,
@@ -35,7 +35,7 @@ from gateway.tokens.features import Kind
 from gateway.wire.request import Edits, GenerationRequest
 
 _LONGEST_PAUSE = 4.0
-"""Seconds between two questions to an engine that answers none and seems up."""
+"""Seconds between two questions to an engine that takes no connection and seems up."""
 _BYTES_PER_TOKEN = 4
 """Used only to give a size to a request that observe mode lets through uncounted."""
 
@@ -100,8 +100,8 @@ async def _counted(
         try:
             return await counted(pool, request, client.flow), pool
         except UncountedError as uncounted:
-            # After one wait: an engine is up and still cannot count, has not answered all the time, or none came.
-            vain = plane.clock() >= until if isinstance(uncounted, UnansweredError) else pool.healthy()
+            # After one wait: an engine is up and still cannot count, took no connection all the time, or none came.
+            vain = plane.clock() >= until if isinstance(uncounted, UnreachedError) else pool.healthy()
             if waited and (vain or not came_up):
                 if _observes(plane, pool, uncounted.outcome):
                     return _estimate(request), pool

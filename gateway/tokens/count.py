@@ -71,8 +71,8 @@ class CountUnavailableError(Exception):
     """No count was possible: the engine that had to count did not answer. The message says why, without prompt text."""
 
 
-class EngineSilentError(CountUnavailableError):
-    """The engine's answer did not come, or broke off: it may be gone, or busy with one large answer."""
+class EngineUnreachedError(CountUnavailableError):
+    """The engine took no connection: it may be gone."""
 
 
 class CountingOverloadedError(Exception):

@@ -10,7 +10,7 @@ from typing import Annotated, Protocol
 import msgspec
 
 from gateway.runtime.places import Places
-from gateway.tokens.count import CountUnavailableError, EngineSilentError
+from gateway.tokens.count import CountUnavailableError, EngineUnreachedError
 from gateway.tokens.engine_work import CountedIn, EngineCall, EngineWork
 from gateway.tokens.render import cut
 from gateway.wire.engine_kinds import VLLM, EngineKind, Meaning
@@ -65,6 +65,10 @@ class Target:
     """Base URL, without `/v1`; its name in what is said of it."""
     ask: Ask
     kind: EngineKind = VLLM
+
+
+class UnreachedError(UnansweredError):
+    """Likewise: it took no connection."""
 
 
 class RouteMissingError(Exception):
@@ -143,17 +147,17 @@ class EngineCounter:
             CountUnavailableError: no engine answered.
             OutOfDescriptorsError: this process could not ask any.
         """
-        failure, silent = "no engine is up to count this request", False
+        failure, unreached = "no engine is up to count this request", False
         for target in self._targets():
             if target.kind is not kind:
                 continue
             try:
                 counts = await self.count_at(target, work, flow=flow)
             except CountUnavailableError as error:
-                failure, silent = str(error), isinstance(error, EngineSilentError)
+                failure, unreached = str(error), isinstance(error, EngineUnreachedError)
             else:
                 return tuple(cut(tokens, work.encoding, max_model_len) for tokens in counts)
-        raise (EngineSilentError if silent else CountUnavailableError)(failure)
+        raise (EngineUnreachedError if unreached else CountUnavailableError)(failure)
 
     async def count_at(self, target: Target, work: EngineWork, *, flow: str) -> tuple[int, ...]:
         """Count every prompt by one engine, untruncated. Raises as `count`."""
@@ -198,7 +202,8 @@ class EngineCounter:
         try:
             status, answer = await target.ask(path, body, silence=silence, longest=longest, most=most)
         except UnansweredError as error:
-            raise EngineSilentError(f"{path} of the engine failed: {error}") from None
+            kind = EngineUnreachedError if isinstance(error, UnreachedError) else CountUnavailableError
+            raise kind(f"{path} of the engine failed: {error}") from None
         if status == HTTPStatus.OK:
             return answer
         if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
-from gateway.tokens.engine_count import UnansweredError
+from gateway.tokens.engine_count import UnansweredError, UnreachedError
 from gateway.upstream.http_upstream import HttpUpstream
-from gateway.upstream.interface import UpstreamError
+from gateway.upstream.interface import ConnectFailedError, UpstreamError
 
 _HEADERS = ((b"content-type", b"application/json"), (b"accept-encoding", b"identity"))
 """Answers come uncompressed: a small one compressed twice becomes gigabytes."""
@@ -35,9 +35,12 @@ class EngineQuestions:
         loop = asyncio.get_running_loop()
         now = loop.time()
         end = now + longest
+        connected = asyncio.Event()
         try:
             async with asyncio.timeout_at(min(now + silence, end)) as limit:
-                answer = await self._upstream.send(self._base_url, "POST", path, self._headers, body)
+                answer = await self._upstream.send(
+                    self._base_url, "POST", path, self._headers, body, connected=connected.set
+                )
                 try:
                     read = bytearray()
                     while len(read) <= most:
@@ -49,10 +52,12 @@ class EngineQuestions:
                 finally:
                     answer.close()
         except TimeoutError:
-            raise UnansweredError("it did not come to an end in time") from None
+            kind = UnansweredError if connected.is_set() else UnreachedError
+            raise kind("it did not come to an end in time") from None
         except UpstreamError as error:
             self._failed(str(error))
-            raise UnansweredError(str(error)) from None
+            kind = UnreachedError if isinstance(error, ConnectFailedError) else UnansweredError
+            raise kind(str(error)) from None
         finally:
             del limit  # it knows the task, which keeps what is raised here, and so this frame and the body
         return answer.status, bytes(read)

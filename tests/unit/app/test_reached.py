@@ -30,7 +30,7 @@ class World:
         """Those that the owner says are gone, or never knew."""
         self.reached = Reached(self.directory, upstream, watch=self._watch, forget=lambda name: name in self.forgotten)
 
-    async def send(self, base_url: str, method: str, path: str, headers: Headers, body: bytes) -> Any:
+    async def send(self, base_url: str, method: str, path: str, headers: Headers, body: bytes, **_more: Any) -> Any:
         self.asked.append((base_url, dict(headers).get(b"authorization")))
         (asked,) = (there for there in self.directory.endpoints.values() if there.base_url == base_url)
         assert asked.relayed == 1, "whoever comes meanwhile is sent elsewhere first"

@@ -24,7 +24,7 @@ from gateway.relay.exchange import RefusedError
 from gateway.tokens.count import (
     CountingOverloadedError,
     CountUnavailableError,
-    EngineSilentError,
+    EngineUnreachedError,
     PromptCount,
     PromptTooLongError,
     Source,
@@ -174,7 +174,7 @@ def test_a_stream_of_many_tokens_an_event_is_not_counted_as_it_goes_by(body, str
         (InvalidRequestError("Not so.", "tools"), Outcome.INVALID_REQUEST, "tools", None),
         (CountingOverloadedError("full"), Outcome.QUEUE_FULL, None, 1.0),
         (CountUnavailableError("nobody answers"), Outcome.NO_ENDPOINT, None, 5.0),
-        (EngineSilentError("nobody answers"), Outcome.NO_ENDPOINT, None, 5.0),
+        (EngineUnreachedError("nobody answers"), Outcome.NO_ENDPOINT, None, 5.0),
     ],
 )
 async def test_a_prompt_that_cannot_be_counted_is_refused_and_why(error, outcome, param, retry_after):

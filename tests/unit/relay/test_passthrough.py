@@ -139,6 +139,17 @@ async def test_a_key_of_ours_that_an_endpoint_does_not_accept_is_not_the_clients
         endpoint.api_key = "ours"
     plane.replies += [Reply(b"{}", status=401), Reply(b"{}")]
     assert (await ended(ask(plane))).status == 200
+    plane.cores.down(EndpointId("b"), "down: gone")
+    plane.replies += [*(Reply(b"{}", status=401) for _ in range(4)), Reply(b"{}")]
+    assert (await ended(ask(plane))).status == 200, "it is soon known to be down, and what comes waits"
+
+
+async def test_a_model_that_an_engine_does_not_know_has_it_asked_who_it_is_and_a_route_does_not(plane):
+    for answer in (b'{"detail":"Not Found"}', b'{"error":{"message":"The model does not exist."}}'):
+        plane.replies.append(Reply(answer, status=404))
+        assert (await ended(ask(plane))).status == 404
+    failed = plane.watch("a").failures + plane.watch("b").failures
+    assert failed == [("it answered 404", {"dead": False})]
 
 
 BROKEN = b'{"error":{"message":"it broke"}}'

@@ -6,7 +6,12 @@ from msgspec.structs import replace
 
 from gateway.admission.events import EndpointId
 from gateway.relay.destination import NOTICED
-from gateway.tokens.count import CountingOverloadedError, CountUnavailableError, EngineSilentError, PromptTooLongError
+from gateway.tokens.count import (
+    CountingOverloadedError,
+    CountUnavailableError,
+    EngineUnreachedError,
+    PromptTooLongError,
+)
 from gateway.wire.request import EDITED_INLINE_BYTES, INLINE_BYTES, InvalidRequestError
 from tests.fakes.plane import ASKED, WHOLE, FakePlane, Reply, asked, error_of, stream, would
 
@@ -188,9 +193,9 @@ async def test_a_prompt_that_nobody_comes_to_count_is_refused(plane):
 
 
 @pytest.mark.parametrize("answers", [True, False])
-async def test_a_prompt_whose_engine_seems_up_and_is_silent_is_counted_when_it_answers(plane, answers):
+async def test_a_prompt_whose_engine_seems_up_and_takes_no_connection_is_counted_when_it_does(plane, answers):
     silences = 4 if answers else 1000
-    plane.counter.errors.extend([EngineSilentError("it did not come to an end in time")] * silences)
+    plane.counter.errors.extend([EngineUnreachedError("it did not come to an end in time")] * silences)
     plane.replies.append(Reply(WHOLE))
     began = asyncio.get_running_loop().time()
     client = await plane.ask().ended()
@@ -202,8 +207,9 @@ async def test_a_prompt_whose_engine_seems_up_and_is_silent_is_counted_when_it_a
         assert took == pytest.approx(plane.settings.admission.queue.no_endpoint_ttl, abs=4.0)
 
 
-async def test_an_engine_that_is_up_and_cannot_count_is_asked_once_more(plane):
-    plane.counter.errors.extend([CountUnavailableError("/tokenize of the engine answered 500")] * 3)
+@pytest.mark.parametrize("why", ["answered 500", "failed: it did not come to an end in time"])
+async def test_an_engine_that_is_up_and_cannot_count_is_asked_once_more(plane, why):
+    plane.counter.errors.extend([CountUnavailableError(f"/tokenize of the engine {why}")] * 3)
     client = await plane.ask().ended()
     assert (client.status, len(plane.counter.errors)) == (503, 1)
 

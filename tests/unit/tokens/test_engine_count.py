@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from gateway.runtime.descriptors import OutOfDescriptorsError
-from gateway.tokens.count import CountUnavailableError, EngineSilentError
+from gateway.tokens.count import CountUnavailableError, EngineUnreachedError
 from gateway.tokens.engine_count import _MOST_CALLS, EngineCounter, QuestionRefusedError, RouteMissingError
 from gateway.tokens.engine_work import CountedIn, EngineCall, EngineWork
 from gateway.tokens.features import Kind
@@ -77,14 +77,14 @@ async def test_another_endpoint_is_asked_where_one_fails(status: int) -> None:
     assert await counted(answer, work(ask("a b")), FIRST, SECOND) == (2,)
     with pytest.raises(CountUnavailableError, match=str(status)) as caught:
         await counted(answer, work(ask("a b")), FIRST)
-    assert not isinstance(caught.value, EngineSilentError), "it is there"
+    assert not isinstance(caught.value, EngineUnreachedError), "it is there"
 
 
 async def test_no_connection_is_no_count_and_says_nothing_of_the_prompt() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused", request=request)
 
-    with pytest.raises(EngineSilentError) as caught:
+    with pytest.raises(EngineUnreachedError) as caught:
         await counted(answer, work(ask("secret")))
     assert str(caught.value) == "/tokenize of the engine failed: refused"
 

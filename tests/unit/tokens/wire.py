@@ -7,7 +7,7 @@ from inspect import isawaitable
 import httpx
 
 from gateway.runtime.descriptors import OutOfDescriptorsError, lacking
-from gateway.tokens.engine_count import Ask, Target, UnansweredError
+from gateway.tokens.engine_count import Ask, Target, UnansweredError, UnreachedError
 
 Handler = Callable[[httpx.Request], httpx.Response | Awaitable[httpx.Response]]
 
@@ -31,7 +31,7 @@ def over_the_wire(url: str, handler: Handler) -> Ask:
         except httpx.HTTPError as error:
             if lacking(error):
                 raise OutOfDescriptorsError from error
-            raise UnansweredError(str(error)) from None
+            raise (UnreachedError if isinstance(error, httpx.ConnectError) else UnansweredError)(str(error)) from None
         except TimeoutError:
             raise UnansweredError("it did not come to an end in time") from None
 

@@ -1,12 +1,13 @@
 import asyncio
 import contextlib
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from gateway.runtime.descriptors import OutOfDescriptorsError
-from gateway.tokens.engine_count import UnansweredError
+from gateway.tokens.engine_count import UnansweredError, UnreachedError
 from gateway.upstream.engine_questions import EngineQuestions
 from gateway.upstream.http_upstream import HttpUpstream
 from tests.ports import free_port
@@ -16,6 +17,18 @@ from tests.until import until
 
 def nobody(_reason: str) -> None:
     """Whom nothing is told."""
+
+
+@pytest.fixture
+def full() -> Iterator[str]:
+    """A URL where nobody takes connections: the backlog is full."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening, contextlib.ExitStack() as waiting:
+        address = listening.getsockname()
+        for _ in range(4):
+            one = waiting.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(address)
+        yield f"http://127.0.0.1:{address[1]}"
 
 
 async def asked(
@@ -98,8 +111,9 @@ async def test_who_is_silent_or_takes_too_long_is_not_waited_for(
     server.scripts = [drip]
     began, failed = time.monotonic(), list[str]()
     async with upstream() as client:
-        with pytest.raises(UnansweredError, match="did not come to an end in time"):
+        with pytest.raises(UnansweredError, match="did not come to an end in time") as caught:
             await asked(client, server.url, failed.append, silence=silence, longest=longest, most=10**6)
+    assert not isinstance(caught.value, UnreachedError)
     assert time.monotonic() - began < 5
     assert failed == [], "it may be at work"
 
@@ -110,11 +124,18 @@ async def test_no_connection_and_a_lost_one_are_told_by_what_happened(server: Se
 
     server.scripts, failed = [lose], list[str]()
     async with upstream() as client:
-        with pytest.raises(UnansweredError, match="the connection was closed before the answer ended"):
+        with pytest.raises(UnansweredError, match="the connection was closed before the answer ended") as lost:
             await asked(client, server.url, failed.append)
-        with pytest.raises(UnansweredError, match="connection refused"):
+        with pytest.raises(UnreachedError, match="connection refused"):
             await asked(client, f"http://127.0.0.1:{free_port()}", failed.append)
+    assert not isinstance(lost.value, UnreachedError)
     assert len(failed) == 2
+
+
+async def test_a_host_that_takes_no_connection_in_time_is_told_from_one_that_is_silent(full: str) -> None:
+    async with upstream() as client:
+        with pytest.raises(UnreachedError, match="did not come to an end in time"):
+            await asked(client, full, silence=0.1)
 
 
 async def test_a_lack_of_descriptors_is_no_engines_failure(monkeypatch: pytest.MonkeyPatch) -> None:
