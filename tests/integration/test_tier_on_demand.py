@@ -67,7 +67,10 @@ class Served:
 
     async def ask(self, gateway: Gateway, model: str = "red", tokens: int = 2, timeout: float = 60) -> httpx.Response:
         body = {"model": model, "messages": [{"role": "user", "content": "Hi."}], "max_tokens": tokens, "stream": True}
-        return await self.tier.client.post(f"{gateway.url}{CHAT}", json=body, timeout=timeout)
+        answer = await self.tier.client.post(f"{gateway.url}{CHAT}", json=body, timeout=timeout)
+        if not answer.is_success:  # a test that expects none shows this
+            print(model, answer.text, *(f"{each.url}\n{each.log.read_text()[-6000:]}" for each in self.tier.gateways))
+        return answer
 
     async def states(self, gateway: Gateway) -> dict[str, str]:
         found = {endpoint["id"]: endpoint["state"] for endpoint in (await self.tier.state(gateway))["endpoints"]}
