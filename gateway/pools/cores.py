@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 import structlog
 
@@ -60,6 +60,8 @@ class Cores:
         self._roots: dict[str, str | None] = {}
         self._living: WeakSet[Driver] = WeakSet()
         """A driver outlives its model while requests wait or run in it."""
+        self._left: WeakValueDictionary[tuple[str, str | None], Driver] = WeakValueDictionary()
+        """Those that have, by model and weights: what waits goes on if the model comes back."""
         self._draining = False
         self._share = 1.0
         self._up: set[EndpointId] = set()
@@ -204,7 +206,7 @@ class Cores:
             driver.handle(event)
 
     def _open(self, model: str, root: str | None) -> Driver:
-        driver = self._drivers[model] = self._make(model, root)
+        driver = self._drivers[model] = self._left.get((model, root)) or self._make(model, root)
         self._roots[model] = root
         self._living.add(driver)
         if self._draining:
@@ -220,6 +222,6 @@ class Cores:
         model = known.model
         driver = self._drivers[model]
         if all(other.model != model for other in self._known.values()):
-            # No longer served; its waiting requests still time out.
-            del self._drivers[model], self._roots[model]
+            # No longer served; its waiting requests time out, or it comes back.
+            self._left[model, self._roots.pop(model)] = self._drivers.pop(model)
         driver.handle(EndpointGone(endpoint))

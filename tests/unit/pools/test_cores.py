@@ -1,4 +1,5 @@
 import time
+import weakref
 from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
@@ -159,8 +160,25 @@ def test_a_model_that_nobody_serves_any_more_is_gone(world: World) -> None:
     world.serves(A, identity("n"))
     assert list(world.cores.drivers) == ["n"]
     assert before.events[-1] == EndpointGone(A)
-    assert world.serves(A, identity("m")) is not before
-    assert list(world.cores.drivers) == ["m"]
+    assert world.cores.root("n") is None
+
+
+def test_what_waits_for_a_model_that_comes_back_is_in_its_core_again(world: World) -> None:
+    before = world.serves(A, identity("m", root="org/m"))
+    world.serves(A, identity("n"))
+    assert world.serves(A, identity("m", root="of/others")) is not before, "its lengths and rates are of other weights"
+    world.serves(A, identity("n"))
+    assert world.serves(A, identity("m", root="org/m")) is before
+    assert before.events[-1] == EndpointUp(A, CAPACITY)
+    assert world.cores.drivers == {"m": before}
+
+
+def test_a_core_in_which_nothing_waits_is_not_kept_for_a_model_that_may_come_back(world: World) -> None:
+    left = weakref.ref(world.serves(A, identity("m")))
+    world.serves(A, identity("n"))
+    assert left() is None
+    world.serves(A, identity("m"))
+    assert world.made == [("m", None), ("n", None), ("m", None)]
 
 
 def test_an_endpoint_that_takes_no_traffic_stays_with_its_core(world: World) -> None:
