@@ -76,13 +76,15 @@ class Engine(Program):
     Attributes:
         on_demand: Whether it comes and goes.
         sleeps: Whether it sleeps, where it can, when it goes; otherwise it ends.
-        place: What one engine at a time may have, as the cards of a group. It may change while the engine runs.
+        place: What one engine at a time may have, as the cards of a group. Other settings may give it another place.
+        shares: Whether others may run on its GPUs beside it, where they do so, too.
     """
 
     spec: EngineSpec = field(kw_only=True, repr=False)
     on_demand: bool = field(default=False, kw_only=True)
     sleeps: bool = field(default=False, kw_only=True)
     place: str = field(default="", kw_only=True, compare=False)
+    shares: bool = field(default=False, kw_only=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

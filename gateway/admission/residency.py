@@ -68,12 +68,13 @@ def decide(engines: Iterable[Engine], now: float) -> list[Start | Retire]:
     """What is to happen now: at most one start or end in each group."""
     commands: list[Start | Retire] = []
     for group in _groups(engines).values():
-        holder, waiting = _holder(group), _waiting(group, now)
-        if holder is None:
-            if waiting:
-                commands.append(Start(waiting[0].id))
-        elif _goes(holder, now, others=bool(waiting)):
-            commands.append(Retire(holder.id))
+        waiting = _waiting(group, now)
+        if _holder(group) is None:
+            commands += [Start(engine.id) for engine in waiting[:1]]
+            continue
+        staying = [engine for engine in group if engine.phase in {ResidencyPhase.STARTING, ResidencyPhase.UP}]
+        others = bool(waiting) or len(staying) > 1  # several ran when a reload made them a group
+        commands += [Retire(engine.id) for engine in staying if _goes(engine, now, others=others)][:1]
     return commands
 
 

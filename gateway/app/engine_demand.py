@@ -80,6 +80,7 @@ class EngineDemand:
         follower: the front, or all of them: hears what to expect.
         parent: launches the engines.
         clock: monotonic seconds.
+        carries: whether fronts have a request on an endpoint, which need not be a configured one.
     """
 
     def __init__(
@@ -91,12 +92,18 @@ class EngineDemand:
         *,
         parent: Launcher,
         clock: Callable[[], float],
+        carries: Callable[[EndpointId], bool],
     ) -> None:
         self._cores = cores
         self._monitors = monitors
         self._follower = follower
         self._parent = parent
         self._clock = clock
+        self._carries = carries
+        self._unknown: set[EndpointId] = set()
+        """Engines that are to end, and that no settings name here: those of other gateways of a tier may."""
+        self._settled_at = clock() + TAKEN_OVER
+        """When all is known that is on them."""
         self._engines = {EndpointId(at): _Known(how, clock()) for at, how in launched.items() if how is not None}
         self._awaited: dict[int, Mapping[str, float]] = {}
         """By front and model: when the oldest request came that waits there, as only an engine can count it."""
@@ -140,8 +147,8 @@ class EngineDemand:
         """Take news of the parent."""
         endpoint = EndpointId(news.address)
         known, now = self._engines.get(endpoint), self._clock()
-        if news.leaves and news.phase in _RUNS and endpoint not in self._monitors:
-            self._parent.end(endpoint)  # no settings name it any more, so nothing is on it
+        ends = news.leaves and news.phase in _RUNS and endpoint not in self._monitors
+        (self._unknown.add if ends else self._unknown.discard)(endpoint)
         if known is None:
             return
         known.takes, known.leaves = news.takes, news.leaves
@@ -153,7 +160,8 @@ class EngineDemand:
                 if news.wrong is not None and not first:
                     self._failed(endpoint, known, news.wrong, now)
                 return
-            case ResidencyPhase.STARTING | ResidencyPhase.UP as phase if first:  # since before anything was heard of it
+            # It does not wait for an order of this owner: it ran before, or another owner's order was carried out late.
+            case ResidencyPhase.STARTING | ResidencyPhase.UP as phase if first or known.phase is ResidencyPhase.STOPPED:
                 known.enter(phase, now)
                 known.ended, known.settles_at = False, now + TAKEN_OVER
                 self._tell(endpoint, known, None, now)
@@ -171,6 +179,7 @@ class EngineDemand:
     def lost(self, address: str) -> None:
         """Nothing can be known of an engine until there is news of it again. What is on it may go on."""
         endpoint, now = EndpointId(address), self._clock()
+        self._unknown.discard(endpoint)
         if (known := self._engines.get(endpoint)) is not None:
             known.enter(ResidencyPhase.LEAVING, now)
             known.heard, known.ended, known.seemed = False, True, None
@@ -179,6 +188,10 @@ class EngineDemand:
     def look(self) -> None:
         """Have done what is due now."""
         now = self._clock()
+        if now >= self._settled_at:
+            for endpoint in [endpoint for endpoint in self._unknown if not self._carries(endpoint)]:
+                self._unknown.discard(endpoint)
+                self._parent.end(endpoint)
         engines = []
         for endpoint, known in self._engines.items():
             engine = self._engine(endpoint)

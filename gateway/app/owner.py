@@ -56,6 +56,7 @@ class Owner:
         launched: the engines that kvgate launches.
         parent: launches them.
         before: called before each event of a core.
+        carries: whether fronts have a request on an endpoint, which need not be a configured one.
 
     Raises:
         ConfigurationError: the event log cannot be written.
@@ -74,6 +75,7 @@ class Owner:
         launched: Launched = MappingProxyType({}),
         parent: Launcher | None = None,
         before: Callable[[], None] | None = None,
+        carries: Callable[[EndpointId], bool] = lambda _endpoint: False,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -102,7 +104,9 @@ class Owner:
             self.monitors.add(endpoint, access)
         parent = parent or Parent()
         parent.on_ended = self._engine_ended
-        self.demand = EngineDemand(launched, self.cores, self.monitors, follower, parent=parent, clock=clock)
+        self.demand = EngineDemand(
+            launched, self.cores, self.monitors, follower, parent=parent, clock=clock, carries=carries
+        )
 
     def start(self) -> None:
         """Watch the endpoints."""

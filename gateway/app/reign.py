@@ -64,6 +64,7 @@ class Reign:
             launched=launched,
             parent=parent or self.hall.launchers,
             before=before,
+            carries=self.hall.carries,
         )
 
     @property

@@ -58,7 +58,7 @@ class _Tried:
     until: float
     seen: int = 0
     evacuated: bool = False
-    reason: str = ""
+    reason: str = "it was not ready"
 
     def goes_on(self, now: float) -> bool:
         """Whether it may wait, and be sent again."""

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
+from pathlib import Path
 
 from gateway.app.chat_templates import chat_template, template_of
 from gateway.config.auth import AuthSettings
@@ -35,6 +36,7 @@ def _faults(settings: Settings) -> Iterator[str]:
         expect_usable(settings.server)
     except ValueError as error:
         yield str(error)
+    yield from _of_event_log(settings.admission.event_log)
     auth = settings.auth
     yield from _of_clients(auth)
     readable: Mapping[str, Callable[[], object]] = {
@@ -65,6 +67,21 @@ def _faults(settings: Settings) -> Iterator[str]:
                     ssl_context(endpoint.tls)
             except (ConfigurationError, ValueError) as error:
                 yield f"endpoint {name}: {error}"
+
+
+def _of_event_log(file: Path | None) -> Iterator[str]:
+    """What a process that decides would end of; a reload must find it before that process takes over."""
+    if file is None:
+        return
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        why = (
+            "it is a folder"
+            if file.is_dir()
+            else "it may not be written"
+            if file.exists()
+            else "no such folder to write in"
+        )
+        yield f"admission.event_log = {str(file)!r}: {why}"
 
 
 def _of_engines(settings: Settings) -> Iterator[str]:

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from engine.control import Say
 from engine.diagnosis.sign import Diagnosis
-from engine.program import Role
+from engine.program import Engine, Role
 from engine.supervisor import Supervisor
 from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
-from gateway.serve.launch import Gateway, divided, knowing, telling
+from gateway.serve.launch import Gateway, divided, knowing, place_of, telling, unused
 from gateway.serve.owner_socket import OwnerSocket
 from gateway.serve.rollout import beside
 
@@ -45,6 +45,8 @@ class Gateways:
         self._succeeded = succeeded
         self._answers: dict[str, asyncio.Future[str | None]] = {}
         """By name, a gateway's answer to other settings: what is wrong with them; None if the gateway ended."""
+        self._ending: set[str] = set()
+        """Names of those that end with their last connection."""
         self._leaving: asyncio.Task[None] | None = None
         """The end of the gateway that was divided. It takes as long as that one's streams."""
 
@@ -63,6 +65,10 @@ class Gateways:
         """The process that says which engines run: the one that decides; in a tier one front, as any may decide."""
         fronts = [gateway for gateway in self.running if gateway.role is Role.GATEWAY]
         return (fronts if self.settings.tier.redis is not None else self.running)[0].name
+
+    def place(self, engine: Engine) -> str:
+        """The place of an engine by what the process that decides knows."""
+        return place_of(engine, self.running[0])
 
     async def become(self, changed: Sequence[Gateway]) -> None:
         """Turn the running gateways into these, and keep their names.
@@ -97,10 +103,10 @@ class Gateways:
         for either.
 
         Raises:
-            FailedError: one does not start.
+            FailedError: one does not start. What ran before runs again.
         """
         before = self.running
-        coming = [replace(knowing(new, old), name=_other(old.name)) for old, new in zip(before, gateways, strict=True)]
+        coming = [replace(knowing(new, old), name=self._free(old)) for old, new in zip(before, gateways, strict=True)]
         await self._start([gateway for gateway in coming if gateway.role is Role.GATEWAY])
         failure, owned = None, self.is_owned
         if owned:
@@ -112,6 +118,9 @@ class Gateways:
                     leaving.create_task(self._follow(old, new))
             if owned:
                 failure = await self._succeed(before[0], coming[0])
+                if failure is not None:
+                    for new, old in await self._return_to(before):
+                        leaving.create_task(self._follow(new, old))
             if self._leaving is not None:
                 await self._leaving
         if failure is not None:
@@ -131,6 +140,11 @@ class Gateways:
         self._are(coming)
         self._leaving = asyncio.create_task(self._follow(old, front))
 
+    def _free(self, gateway: Gateway) -> str:
+        """A name for the successor of a gateway: the two run beside each other for a while."""
+        taken = {running.name for running in self.running} | self._ending
+        return unused(gateway.name.partition(" #")[0], taken)
+
     def _are(self, gateways: Sequence[Gateway]) -> None:
         self.running = list(gateways)
         self._succeeded()
@@ -147,7 +161,9 @@ class Gateways:
     async def _follow(self, old: Gateway, new: Gateway) -> None:
         """End a gateway whose connections another one takes from now on."""
         self._say(f"{new.name}: takes over from {old.name}, which ends with its last connection")
+        self._ending.add(old.name)
         await self._supervisor.remove(old.name, by=signal.SIGUSR1)
+        self._ending.discard(old.name)
 
     async def _introduce(self, before: Sequence[Gateway], coming: Sequence[Gateway]) -> None:
         """Have the fronts of before reach the endpoints to come, too."""
@@ -167,9 +183,23 @@ class Gateways:
         await self._supervisor.remove(old.name, by=signal.SIGUSR1)
         failure = await self._supervisor.add(knowing(telling(new, beside(new.settings, old.settings)), old))
         if failure is not None:
-            self.running = [old, *self.running[1:]]
+            self._are([old, *self.running[1:]])
             await self._supervisor.add(old)
         return failure
+
+    async def _return_to(self, before: Sequence[Gateway]) -> list[tuple[Gateway, Gateway]]:
+        """Start the fronts of before again, for the ones that have just taken over; return the pairs, new ones first.
+
+        Until they are ready, those reach the endpoints of before.
+        """
+        fronts = self.running[1:]
+        await self._introduce(self.running, before)
+        again = [replace(old, name=self._free(old)) for old in before[1:]]
+        with contextlib.suppress(FailedError):  # then the others stay
+            await self._start(again)
+            self._are([before[0], *again])
+            return list(zip(fronts, again, strict=True))
+        return []
 
     async def _applied(self, gateway: Gateway) -> str | None:
         """Have a running gateway become this one; return what is wrong with its settings.
@@ -190,8 +220,3 @@ class Gateways:
 
 def _not_started(gateway: Gateway, why: Diagnosis) -> FailedError:
     return FailedError(f"The new {gateway.name} does not start. {why}\n{STILL}")
-
-
-def _other(name: str) -> str:
-    """The name for the successor of a gateway: both run for a while."""
-    return name.removesuffix(" #2") if name.endswith(" #2") else f"{name} #2"

@@ -100,18 +100,18 @@ def programs(
             seat = next(placed)
             described = _description(model, model.engine, executable, seat.gpus)
             program = next((program for program in left if program.described == described), None)
-            place = model.engine.group or served_name(model)
+            place = _place(model.engine.group, served_name(model))
             if program is not None:
                 left.remove(program)
-                program = replace(program, place=place)
             else:
-                name = _unused(_name(model, model.engine, number), taken)
+                name = unused(_name(model, model.engine, number), taken)
                 spec = _spec(model, model.engine, (kind, executable), seat.gpus, name)
                 spec, choices, bounds = fitted(spec, model.engine, seat)
                 policy = _policy(model.engine)
                 program = assembled(spec, policy, fit=bounds, choices=choices, described=described)
                 sleeps = _sleep(model.engine, kind) is not None
-                program = replace(program, on_demand=model.engine.on_demand, sleeps=sleeps, place=place)
+                program = replace(program, on_demand=model.engine.on_demand, sleeps=sleeps)
+            program = replace(program, place=place, shares=model.engine.share_gpu)
             of_model.append(program)
             launches.append(f"{_LAUNCHED}{as_word(program.spec.address, model.engine)}")
         engines += of_model
@@ -168,7 +168,7 @@ def _name(model: ModelSettings, engine: EngineSettings, number: int) -> str:
     return f"engine {name}" if engine.replicas == 1 else f"engine {name} {number}"
 
 
-def _unused(name: str, taken: set[str]) -> str:
+def unused(name: str, taken: set[str]) -> str:
     """The name, with a number added if a running program has it, as during a replacement."""
     return next(name for name in chain([name], (f"{name} #{n}" for n in count(2))) if name not in taken)
 
@@ -290,6 +290,18 @@ def knowing(gateway: Gateway, before: Gateway) -> Gateway:
     known, configured = _launched(gateway), [at.address for model in gateway.settings.models for at in model.endpoints]
     more = (word for address, word in _launched(before).items() if address in configured and address not in known)
     return replace(gateway, argv=(*gateway.argv, *more))
+
+
+def place_of(engine: Engine, gateway: Gateway) -> str:
+    """The place of an engine by what a gateway knows; the one that it has itself, if the gateway does not know it."""
+    word = _launched(gateway).get(engine.spec.address)
+    how = None if word is None else from_words([word.removeprefix(_LAUNCHED)])[engine.spec.address]
+    return engine.place if how is None else _place(how.group, engine.spec.served_name)
+
+
+def _place(group: str | None, name: str) -> str:
+    """What one engine at a time may have: those of a group take turns, and one follows another that it replaces."""
+    return group or name
 
 
 def agrees(gateway: Gateway, other: Gateway) -> bool:

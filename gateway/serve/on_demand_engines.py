@@ -69,11 +69,15 @@ class Attendant:
     Args:
         supervisor: runs the engines.
         tell: gets the news for the process that decides.
+        place: of an engine, by what that process knows: one engine at a time may have it.
     """
 
-    def __init__(self, supervisor: Supervisor, tell: Callable[[EngineNews], None]) -> None:
+    def __init__(
+        self, supervisor: Supervisor, tell: Callable[[EngineNews], None], place: Callable[[Engine], str]
+    ) -> None:
         self._supervisor = supervisor
         self._tell = tell
+        self._place = place
         self._held: dict[str, _Held] = {}
         """By address."""
         self._turn = 0
@@ -82,6 +86,8 @@ class Attendant:
         """Engines that are about to end, of which the process that decides knows nothing."""
         self._waiting: set[str] = set()
         """Addresses of engines that are to be started once another has ended."""
+        self._in_the_way: set[str] = set()
+        """Addresses of those others: who decides is to end them as soon as nothing is on them."""
 
     def add(self, engine: Engine) -> None:
         """Attend to another engine. It does not run yet."""
@@ -116,11 +122,12 @@ class Attendant:
             await asyncio.wait([held.following])
         held.free_port()
         del self._held[engine.spec.address]
+        self._waiting.discard(engine.spec.address)
         self._catch_up()
 
     @contextlib.contextmanager
     def going(self, engines: Collection[Engine]) -> Iterator[None]:
-        """While the block runs, none is started in the place of one of these that still runs."""
+        """While the block runs, none is started in the place, or on the GPUs, of one of these that still runs."""
         self._going = engines
         try:
             yield
@@ -137,6 +144,7 @@ class Attendant:
             self._waiting.add(address)
         else:
             self._want(held, wanted=order == RUN and not held.leaves)
+        self._clear_the_way()
 
     def on_event(self, event: SupervisorEvent) -> None:
         """Note how long a start took, and that an engine which ran was given up, or one that slept ended."""
@@ -154,8 +162,13 @@ class Attendant:
                 self._follow(held, str(diagnosis))
 
     def say_all(self) -> None:
-        """Tell another process about every engine: from now on that one decides, or knows who does."""
+        """Tell another process about every engine: from now on that one decides, or knows who does.
+
+        What the one before ordered, and had to wait, that one orders anew if it is still wanted.
+        """
         self._turn += 1
+        self._waiting.clear()
+        self._in_the_way.clear()
         for held in self._held.values():
             self._say(held)
 
@@ -165,26 +178,44 @@ class Attendant:
             held.free_port()
 
     def _is_taken(self, held: _Held) -> bool:
-        """Whether another one runs in its place, or one that is about to end on its GPUs.
+        """Whether another one is in the way of this one.
 
         Who decides has ended it first, if it knows it: but not one that its settings no longer name.
         """
-        place, gpus = held.engine.place, {*held.engine.spec.gpus}
-        running = [
-            other.engine
-            for other in self._held.values()
-            if other is not held and other.phase is not ResidencyPhase.STOPPED
-        ]
-        running += [engine for engine in self._going if not engine.on_demand]
-        return any(
-            engine.place == place or (engine in self._going and not gpus.isdisjoint(engine.spec.gpus))
-            for engine in running
-        )
+        always = [engine for engine in self._going if not engine.on_demand]
+        return any(self._is_in_the_way(engine, held.engine) for engine in (*self._running(held), *always))
+
+    def _running(self, apart_from: _Held) -> Iterator[Engine]:
+        """The others that run, or are to."""
+        for held in self._held.values():
+            if held is not apart_from and (held.wanted or held.phase is not ResidencyPhase.STOPPED):
+                yield held.engine
+
+    def _is_in_the_way(self, engine: Engine, of: Engine) -> bool:
+        """Whether an engine has another one's place, or is about to end on GPUs that the two do not share."""
+        if self._place(engine) == self._place(of):
+            return True
+        may_share = engine.shares and of.shares
+        return engine in self._going and not may_share and not {*engine.spec.gpus}.isdisjoint(of.spec.gpus)
+
+    def _clear_the_way(self) -> None:
+        """Tell the process that decides which are in the way now, and which are not any more."""
+        before = self._in_the_way
+        waiting = [self._held[address] for address in self._waiting & self._held.keys()]
+        self._in_the_way = {
+            engine.spec.address
+            for held in waiting
+            for engine in self._running(held)
+            if self._is_in_the_way(engine, held.engine)
+        }
+        for address in (before ^ self._in_the_way) & self._held.keys():
+            self._say(self._held[address])
 
     def _catch_up(self) -> None:
         """Start what had to wait."""
         for address in list(self._waiting):
             self.obey(RUN, address)
+        self._clear_the_way()
 
     def _want(self, held: _Held, *, wanted: bool) -> None:
         held.wanted = wanted
@@ -270,4 +301,6 @@ class Attendant:
         self._say(held)
 
     def _say(self, held: _Held, wrong: str | None = None) -> None:
-        self._tell(EngineNews(held.engine.spec.address, held.phase, held.takes, wrong, self._turn, held.leaves))
+        address = held.engine.spec.address
+        leaves = held.leaves or address in self._in_the_way
+        self._tell(EngineNews(address, held.phase, held.takes, wrong, self._turn, leaves))

@@ -104,7 +104,7 @@ class Deployment:
         always = [engine for engine in self.engines if not engine.on_demand]
         self._supervisor = Supervisor([*always, *gateways], self._on_event, self._on_news, self._on_ended)
         self._gateways = Gateways(gateways, self._supervisor, self._say, self._say_of_engines)
-        self._attendant = Attendant(self._supervisor, self._on_engine)
+        self._attendant = Attendant(self._supervisor, self._on_engine, self._gateways.place)
         for engine in self.engines:
             if engine.on_demand:
                 self._attendant.add(engine)
@@ -266,7 +266,6 @@ class Deployment:
                 await self._stop(engine)
         if len(gateways) > len(self._gateways.running):
             await self._gateways.divide(self._sockets, self._owner)
-        self._renew(engines)
         change = Change.between(self.engines, engines)
         with self._attendant.going((*(old for old, _ in change.replaced), *change.removed)):
             for engine in change.added:
@@ -279,9 +278,10 @@ class Deployment:
                 await self._gateways.hand_over(gateways)
             for engine in change.removed:
                 await self._stop(engine)
+        self._renew(engines)
 
     def _renew(self, engines: Sequence[Engine]) -> None:
-        """Go by the new descriptions of engines that go on: those on demand may have other places now."""
+        """Go by the new descriptions of engines that go on: they may have other places, and share what they have."""
         self.engines = [next((new for new in engines if new == old), old) for old in self.engines]
         for engine in self.engines:
             if engine.on_demand:

@@ -232,6 +232,10 @@ class Hall:
         """The seat of the front whose request it is."""
         return self._seats.get(front_of(request))
 
+    def carries(self, endpoint: EndpointId) -> bool:
+        """Whether fronts have a request on an endpoint, which need not be a configured one."""
+        return any(endpoint in seat.watched.values() for seat in self._seats.values())
+
     # The `Follower` of the cores.
 
     def up(self, endpoint: EndpointId, model: str, identity: Identity) -> None:

@@ -255,3 +255,24 @@ async def test_an_engine_that_hangs_is_started_again_though_another_gateway_deci
 
     await until(killed)
     assert whole(await served.ask(served.other, "red"))
+
+
+async def test_a_model_that_its_gateways_lose_one_after_the_other_is_not_in_the_way_of_another(served: Served) -> None:
+    """What waits for that one holds the launching gateway's reload up, and the removed engine ends after it."""
+    await served.owned_by(served.launching)
+    assert whole(await served.ask(served.launching, "red"))
+    reloads = len(served.other.logged("The new settings are in force."))
+    served.other.remove("red")
+
+    async def removed() -> bool:
+        return len(served.other.logged("The new settings are in force.")) > reloads
+
+    await until(removed)
+    await served.tier.settled(served.launching, served.other)
+    long = asyncio.create_task(served.ask(served.launching, "red", tokens=TOKENS))
+    await asyncio.sleep(0.5)
+    blue = asyncio.create_task(served.ask(served.launching, "blue"))
+    await asyncio.sleep(0.2)
+    served.launching.remove("red")
+    assert whole(await long)
+    assert whole(await blue)

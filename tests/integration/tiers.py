@@ -120,6 +120,14 @@ class Gateway:
         self._file.write_text(self._file.read_text().replace(this, to))
         self._process.send_signal(signal.SIGHUP)
 
+    def remove(self, model: str) -> None:
+        """Take a model out of its settings, and have it read them again."""
+        assert self._process is not None
+        settings = yaml.safe_load(self._file.read_text())
+        settings["models"] = [entry for entry in settings["models"] if entry["name"] != model]
+        self._file.write_text(yaml.safe_dump(settings))
+        self._process.send_signal(signal.SIGHUP)
+
     async def ended(self) -> int:
         """Its exit code."""
         assert self._process is not None

@@ -6,6 +6,7 @@ a queue for each direction, and a message arrives when a test says so.
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,15 +115,21 @@ class Monitor:
 class Owner:
     """One that decides."""
 
-    def __init__(self, tier: "Tier") -> None:
+    def __init__(self, tier: "Tier", models: Sequence[str] = MODELS) -> None:
         self.launchers = Launchers(self._say)
         self._fronts: dict[Seat, Front] = {}
-        self.monitors = {name: Monitor(tier, name) for name in MODELS}
+        self.monitors = {name: Monitor(tier, name) for name in models}
         cores: Any = SimpleNamespace(name=lambda name: name, drivers={}, driver_of=lambda _name: None)
         follower: Any = SimpleNamespace(starts=lambda *_, **__: None)
-        launched = {name: OnDemand(30.0, "card") for name in MODELS}
+        launched = {name: OnDemand(30.0, "card") for name in models}
         monitors: Any = self.monitors
-        self.demand = EngineDemand(launched, cores, monitors, follower, parent=self.launchers, clock=lambda: tier.now)
+
+        def carries(name: str) -> bool:
+            return bool(tier.on.get(name))
+
+        self.demand = EngineDemand(
+            launched, cores, monitors, follower, parent=self.launchers, clock=lambda: tier.now, carries=carries
+        )
 
     def _say(self, seat: Seat, message: Any) -> None:
         self._fronts[seat].from_owner.append(message)
@@ -169,7 +176,7 @@ class Tier(RuleBasedStateMachine):
         """The gateway starts, with all its processes."""
         self.front = Front()
         self.supervisor: Any = Supervisor(self)
-        self.attendant = Attendant(self.supervisor, self.tell)
+        self.attendant = Attendant(self.supervisor, self.tell, lambda engine: engine.place)
         self.supervisor.attendant = self.attendant
         for name in MODELS:
             engine: Any = SimpleNamespace(
@@ -177,6 +184,7 @@ class Tier(RuleBasedStateMachine):
                 sleeps=False,
                 history=None,
                 place="card" if self.guarded else name,
+                shares=False,
                 spec=SimpleNamespace(address=name, host="127.0.0.1", port=0, gpus=()),
             )
             self.attendant.add(engine)
@@ -198,7 +206,8 @@ class Tier(RuleBasedStateMachine):
 
     @rule(model=st.sampled_from(MODELS))
     def a_request_waits(self, model: str) -> None:
-        self.waits.setdefault(model, self.now)
+        if model in self.owner.monitors:
+            self.waits.setdefault(model, self.now)
         self.tell_waits()
 
     @rule(model=st.sampled_from(MODELS))
@@ -268,9 +277,12 @@ class Tier(RuleBasedStateMachine):
             process.fails = fails
             self.do(process.started.set)
 
-    @rule()
-    def the_owner_dies(self) -> None:
-        self.owner = Owner(self)
+    @rule(forgets=st.booleans())
+    def the_owner_dies(self, *, forgets: bool) -> None:
+        """`forgets`: the settings of the next one name one model less, as in a rolling reload."""
+        forgets &= self.guarded  # else nobody would know that it has the place of the others
+        self.owner = Owner(self, MODELS[:-1] if forgets else MODELS)
+        self.waits = {model: since for model, since in self.waits.items() if model in self.owner.monitors}
         self.front.seat = None
         self.connects()
         self.tell_waits()
@@ -332,6 +344,18 @@ class Tier(RuleBasedStateMachine):
     def finish(self) -> None:
         for model in MODELS:
             self.a_request_waits(model)
+        self.serve_all()
+        if self.guarded:
+            self.the_owner_dies(forgets=False)
+            self.a_request_waits(MODELS[-1])
+            self.serve_all()
+            self.the_owner_dies(forgets=True)
+            self.a_request_waits(MODELS[0])
+            self.all_goes_well(20, starts=True, ends=False)
+            assert self.waits, "what is on an engine that the owner does not know is not cut off"
+            self.serve_all()
+
+    def serve_all(self) -> None:
         for _ in range(100):
             self.all_goes_well(1, starts=True, ends=True)
             if not self.waits:

@@ -71,6 +71,13 @@ def test_an_idle_engine_goes_after_its_time_if_it_has_one():
     assert decide([up(A, 0.0, worked_at=NOW - 60, idle_stop=None)], NOW) == []
 
 
+def test_of_several_that_ran_before_they_were_a_group_one_stays():
+    idle, busy = up(A, NOW - 100.0), up(B, NOW - 10.0, busy=True)
+    assert decide([busy, idle], NOW) == [Retire(A.id)]
+    assert decide([busy, replace(idle, phase=ResidencyPhase.LEAVING)], NOW + 100) == []
+    assert decide([busy, replace(idle, phase=ResidencyPhase.LEAVING), waiting(C)], NOW + 100) == [Retire(B.id)]
+
+
 def test_a_start_that_nobody_waits_for_any_more_gives_way():
     assert decide([starting(A, 990.0), B], NOW) == []
     assert decide([starting(A, 990.0), waiting(B)], NOW) == [Retire(A.id)]

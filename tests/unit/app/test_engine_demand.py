@@ -50,6 +50,7 @@ class World:
     def __init__(self):
         self.now = 100.0
         self.asked, self.told, self.handled = [], [], []
+        self.carried = set()
         self.monitors = {A: Monitor(), B: Monitor()}
         core = AdmissionController(Policy())
         core.handle(EndpointDown(A, "", Capacity(1000, 100)), self.now)
@@ -68,7 +69,13 @@ class World:
         follower = SimpleNamespace(starts=lambda *what, failed: self.told.append((*what, failed)))
         how = OnDemand(idle_stop=10.0, group="card")
         self.demand = EngineDemand(
-            {A: how, B: how, "c:1": None}, cores, self.monitors, follower, parent=parent, clock=lambda: self.now
+            {A: how, B: how, "c:1": None},
+            cores,
+            self.monitors,
+            follower,
+            parent=parent,
+            clock=lambda: self.now,
+            carries=lambda endpoint: endpoint in self.carried,
         )
 
     def pass_time(self, seconds):
@@ -315,15 +322,63 @@ def test_one_that_its_parent_will_end_is_left_and_not_started_again_until_it_is_
 
 
 @pytest.mark.parametrize("gone", [A, "d:1"])
-def test_one_that_its_parent_will_end_and_no_settings_name_any_more_ends_at_once(world, gone):
+def test_one_that_is_to_end_and_no_settings_name_ends_when_nothing_is_on_it(world, gone):
     world.monitors.pop(gone, None)
     world.hear(gone, ResidencyPhase.UP)
+    world.pass_time(TAKEN_OVER)
     assert world.asked == []
+    world.carried.add(gone)
     world.hear(gone, ResidencyPhase.UP, leaves=True)
+    world.pass_time(1)
+    assert world.asked == [], "requests of other gateways are on it"
+    world.carried.clear()
+    world.pass_time(1)
     assert world.asked == [("end", gone)]
     world.hear(gone, ResidencyPhase.LEAVING, leaves=True)
     world.hear(gone, leaves=True)
+    world.pass_time(1)
     assert len(world.asked) == 1
+
+
+@pytest.mark.parametrize("then", ["it is lost", "it is configured again", "it has ended", "nothing waits for it"])
+def test_one_that_is_not_to_end_any_more_goes_on(then):
+    world = World()
+    monitor = world.monitors.pop(A)
+    world.hear(A, ResidencyPhase.UP, leaves=True)
+    world.pass_time(1)
+    match then:
+        case "it is lost":
+            world.lose(A)
+        case "it is configured again":
+            world.monitors[A] = monitor
+            world.hear(A, ResidencyPhase.UP)
+        case "it has ended":
+            world.hear(A)
+        case _:
+            world.hear(A, ResidencyPhase.UP)
+    world.pass_time(TAKEN_OVER)
+    assert world.asked == []
+
+
+def test_what_a_late_front_has_on_one_that_no_settings_name_is_not_cut_off():
+    world = World()
+    del world.monitors[A]
+    world.hear(A, ResidencyPhase.UP, leaves=True)
+    world.pass_time(TAKEN_OVER - 1)
+    assert world.asked == []
+    world.carried.add(A)
+    world.pass_time(2)
+    assert world.asked == []
+
+
+def test_a_start_that_an_earlier_owner_ordered_is_known_though_it_comes_late(world):
+    world.hear(A, ResidencyPhase.STARTING)
+    world.demand.awaited(0, {"blue": 0.0})
+    world.pass_time(TAKEN_OVER + 1)
+    assert world.asked == [("end", A)], "it was for nobody, and has the cards"
+    world.hear(A)
+    world.pass_time(LOOK)
+    assert world.asked[1:] == [("run", B)]
 
 
 def test_its_parent_hears_what_is_seen_of_an_engine_as_it_may_hang_elsewhere(world):

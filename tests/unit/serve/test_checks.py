@@ -56,6 +56,21 @@ def test_a_chat_template_that_cannot_be_read_is_found_before_anything_starts(tmp
             preflight(settings(model))
 
 
+def test_an_event_log_that_cannot_be_written_is_found_before_anything_starts(tmp_path):
+    def with_log(file):
+        served = {"models": [{"endpoints": [{"url": "http://a:1"}]}], "admission": {"event_log": str(file)}}
+        check(Settings.model_validate(served))
+
+    with_log(tmp_path / "new.jsonl")
+    assert list(tmp_path.iterdir()) == [], "it is only looked at"
+    with pytest.raises(ConfigurationError, match=r"admission\.event_log = .*no/such': no such folder to write in"):
+        with_log(tmp_path / "no" / "such")
+    with pytest.raises(ConfigurationError, match="it is a folder"):
+        with_log(tmp_path)
+    (tmp_path / "old.jsonl").touch()
+    with_log(tmp_path / "old.jsonl")
+
+
 def test_a_tiers_secret_that_cannot_be_used_is_found_before_anything_starts(tmp_path):
     tier = {"redis": "redis://h", "advertise": "h:1", "key_file": str(tmp_path / "missing")}
     served = {"models": [{"endpoints": [{"url": "http://a:1"}]}], "tier": tier}

@@ -17,6 +17,8 @@ class Supervisor:
     def __init__(self, fails=()):
         self.fails = fails
         self.done = []
+        self.told = {}
+        """Endpoints of the first model, by the gateway that was told them last."""
         self.gateways = None
         self.wrong = ""
         self.streams = False
@@ -34,6 +36,7 @@ class Supervisor:
         self.done.append((by.name, name))
 
     def become(self, name, program, _settings):
+        self.told[name] = program.settings.models[0].endpoints
         self.done.append(("become", name, program.settings.log.level))
         asyncio.get_running_loop().call_soon(self.gateways.answered, name, self.wrong)
         return True
@@ -49,8 +52,8 @@ class World:
             self.described("info", owner), self.supervisor, self.said.append, self._succeeded
         )
 
-    def described(self, level, owner):
-        models = [{"endpoints": [{"url": "http://127.0.0.1:9"}]}]
+    def described(self, level, owner, at=9):
+        models = [{"endpoints": [{"url": f"http://127.0.0.1:{at}"}]}]
         return programs(Settings.model_validate({"models": models, "log": {"level": level}}), owner=owner)[1]
 
     @property
@@ -90,13 +93,25 @@ async def test_the_next_front_is_there_before_the_last_one_leaves_and_there_are_
     assert world.names == ["owner", "front 1", "front 2"]
 
 
-async def test_where_the_next_owner_does_not_start_it_says_why_and_the_fronts_leave_all_the_same(make):
+async def test_where_the_next_owner_does_not_start_it_says_why_and_what_ran_before_runs_again(make):
     world = make(fails=["owner #2"])
     with pytest.raises(FailedError, match=r"owner #2 does not start. The event log cannot be written.\nWhat ran"):
+        await world.gateways.hand_over(world.described("debug", world.owner, at=10))
+    assert [gateway.settings.log.level for gateway in world.gateways.running] == ["info"] * 3
+    assert world.names == ["owner", "front 1 #3", "front 2 #3"], "the first ones are yet to end"
+    left = [step[1] for step in world.done if step[0] == "SIGUSR1"]
+    assert left == ["owner", "front 1", "front 2", "front 1 #2", "front 2 #2"]
+    reach = {name: [at.address for at in endpoints] for name, endpoints in world.supervisor.told.items()}
+    assert reach["front 1 #2"] == ["127.0.0.1:10", "127.0.0.1:9"], "until then they reach what the owner knows"
+    assert world.done.index(("become", "front 1 #2", "debug")) < world.done.index(("add", "front 1 #3"))
+
+
+async def test_where_the_fronts_of_before_do_not_start_again_the_others_stay(make):
+    world = make(fails=["owner #2", "front 1 #3"])
+    with pytest.raises(FailedError, match="owner #2 does not start"):
         await world.gateways.hand_over(world.described("debug", world.owner))
-    left = [name for how, name in world.done if how == "SIGUSR1"]
-    assert left == ["owner", "front 1", "front 2"]
     assert world.names == ["owner", "front 1 #2", "front 2 #2"]
+    assert [step[1] for step in world.done if step[0] == "SIGUSR1"] == ["owner", "front 1", "front 2"]
 
 
 async def test_where_a_front_does_not_start_nothing_has_changed(make):

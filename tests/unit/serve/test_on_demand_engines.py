@@ -45,6 +45,11 @@ class Supervisor:
         self.ready.set()
 
 
+def by_settings(engine):
+    """The place of an engine by the settings that it was started with."""
+    return engine.place
+
+
 @pytest.fixture
 def engine(tmp_path, monkeypatch):
     monkeypatch.setenv("KVGATE_CACHE", str(tmp_path))
@@ -54,7 +59,7 @@ def engine(tmp_path, monkeypatch):
 @pytest.fixture
 async def world(engine):
     supervisor, told = Supervisor(), []
-    attendant = Attendant(supervisor, told.append)
+    attendant = Attendant(supervisor, told.append, by_settings)
     attendant.add(engine)
     assert told == [EngineNews(engine.spec.address, ResidencyPhase.STOPPED)]
     told.clear()
@@ -184,7 +189,7 @@ async def sleeper(engine, monkeypatch):
 
     monkeypatch.setattr("gateway.serve.on_demand_engines.fall_asleep", turn)
     monkeypatch.setattr("gateway.serve.on_demand_engines.wake", turn)
-    attendant = Attendant(supervisor, told.append)
+    attendant = Attendant(supervisor, told.append, by_settings)
     attendant.add(replace(engine, sleeps=True))
     supervisor.ready.set()
     attendant.obey(RUN, engine.spec.address)
@@ -345,14 +350,82 @@ async def test_none_starts_on_the_gpus_of_one_that_is_about_to_go(world, engine)
     assert supervisor.done[1:] == [("remove", "engine old"), ("add", "engine new")]
 
 
-async def test_two_that_share_gpus_run_side_by_side(world, engine):
+@pytest.mark.parametrize("goes", [False, True])
+async def test_two_that_share_gpus_run_side_by_side(world, engine, goes):
     supervisor, attendant, _ = world
-    other = replace(engine, name="engine n", spec=replace(engine.spec, port=free_port(), gpus=("0",)), place="n")
-    attendant.renew(replace(engine, spec=replace(engine.spec, gpus=("0",)), place="m"))
+    one = replace(engine, spec=replace(engine.spec, gpus=("0",)), place="m", shares=True, on_demand=True)
+    attendant.renew(one)
+    other = replace(one, name="engine n", spec=replace(one.spec, port=free_port()), place="n")
+    attendant.add(other)
+    with attendant.going([one] if goes else []):
+        await running(supervisor, attendant, one)
+        await running(supervisor, attendant, other)
+        assert supervisor.done == [("add", "engine m"), ("add", "engine n")]
+
+
+async def test_one_that_is_in_the_way_of_another_is_to_end_until_nothing_waits_for_that(world, engine):
+    supervisor, attendant, told = world
+    other = replace(engine, name="engine n", spec=replace(engine.spec, port=free_port()))
     attendant.add(other)
     await running(supervisor, attendant, engine)
+    told.clear()
+    for _ in range(2):
+        attendant.obey(RUN, other.spec.address)
+    assert told == [EngineNews(engine.spec.address, ResidencyPhase.UP, leaves=True)]
+    attendant.obey(END, other.spec.address)
+    assert told[-1] == EngineNews(engine.spec.address, ResidencyPhase.UP)
+    attendant.obey(RUN, other.spec.address)
+    attendant.obey(END, engine.spec.address)
+    await settled()
+    assert [news for news in told if news.address == engine.spec.address][-1] == EngineNews(
+        engine.spec.address, ResidencyPhase.STOPPED
+    )
+    assert supervisor.done == [("add", "engine m"), ("remove", "engine m"), ("add", "engine n")]
+
+
+async def test_of_two_that_wait_for_one_place_one_starts(world, engine):
+    supervisor, attendant, _ = world
+    others = [
+        replace(engine, name=f"engine {number}", spec=replace(engine.spec, port=free_port())) for number in (1, 2)
+    ]
+    await running(supervisor, attendant, engine)
+    for other in others:
+        attendant.add(other)
+        attendant.obey(RUN, other.spec.address)
+    attendant.obey(END, engine.spec.address)
+    await settled()
+    assert len(supervisor.done) == 3
+    assert supervisor.done[:2] == [("add", "engine m"), ("remove", "engine m")]
+
+
+async def test_what_waits_is_for_the_next_process_that_decides_to_order(world, engine):
+    supervisor, attendant, told = world
+    other = replace(engine, name="engine n", spec=replace(engine.spec, port=free_port()))
+    attendant.add(other)
+    await running(supervisor, attendant, engine)
+    attendant.obey(RUN, other.spec.address)
+    told.clear()
+    attendant.say_all()
+    assert {news.address: news.phase for news in told} == {
+        engine.spec.address: ResidencyPhase.UP,
+        other.spec.address: ResidencyPhase.STOPPED,
+    }
+    attendant.obey(END, engine.spec.address)
+    await settled()
+    assert supervisor.done == [("add", "engine m"), ("remove", "engine m")]
+
+
+async def test_which_place_an_engine_has_is_said_by_who_decides(engine, monkeypatch):
+    supervisor, places = Supervisor(), {"engine m": "m", "engine n": "n"}
+    attendant = Attendant(supervisor, lambda _news: None, lambda engine: places[engine.name])
+    other = replace(engine, name="engine n", spec=replace(engine.spec, port=free_port()))
+    for each in (engine, other):
+        attendant.add(each)
+    await running(supervisor, attendant, engine)
+    places.update({"engine m": "card", "engine n": "card"})
     await running(supervisor, attendant, other)
-    assert supervisor.done == [("add", "engine m"), ("add", "engine n")]
+    assert supervisor.done == [("add", "engine m")]
+    attendant.close()
 
 
 async def test_none_starts_in_the_place_of_one_that_nobody_has_ended(world, engine):
