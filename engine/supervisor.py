@@ -122,6 +122,10 @@ class Supervisor:
             await self.remove(program.name)
         return failure
 
+    def launch(self, program: Program) -> None:
+        """Run one more program like those from the start, which are started again also if their first start fails."""
+        self._launch(program, self._on_event)
+
     def interrupt(self, name: str) -> None:
         """End a program that starts; its `add` returns."""
         for runner in self._running:

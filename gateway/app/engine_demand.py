@@ -263,7 +263,7 @@ class EngineDemand:
             endpoint,
             known.phase,
             known.since,
-            known.how.group or endpoint,
+            known.how.place,
             takes=known.takes,
             waits_since=None if monitor.drained or known.leaves else self._waits_since(endpoint),
             busy=self._busy(endpoint),

@@ -185,10 +185,15 @@ class EngineSettings(Section):
 
 @dataclass(frozen=True, slots=True)
 class OnDemand:
-    """How a launched engine comes and goes; see the settings of these names."""
+    """How a launched engine comes and goes.
+
+    Attributes:
+        idle_stop: see the setting of this name.
+        place: what one engine at a time may have; see `place_of`.
+    """
 
     idle_stop: float | None
-    group: str | None
+    place: str
 
 
 def host_of(address: str) -> str:
@@ -200,10 +205,18 @@ Launched = Mapping[str, OnDemand | None]
 """The engines that kvgate launches, in a tier any of its gateways, by their addresses; None: it always runs."""
 
 
-def as_word(address: str, engine: EngineSettings) -> str:
-    """An entry of `Launched` as a word of a command line. A group is one of a machine's."""
-    group = engine.group if engine.group is None or engine.at is None else f"{engine.group} at {host_of(engine.at)}"
-    on_demand = OnDemand(engine.idle_stop, group) if engine.on_demand else None
+def place_of(engine: EngineSettings, name: str) -> str:
+    """What one engine at a time may have: the cards of a group of its machine, or else the name of its model.
+
+    With the name an engine follows the one that it replaces.
+    """
+    what = f"model {name}" if engine.group is None else f"group {engine.group}"
+    return what if engine.at is None else f"{what} at {host_of(engine.at)}"
+
+
+def as_word(address: str, engine: EngineSettings, name: str) -> str:
+    """An entry of `Launched`, of the engine of the model with this name, as a word of a command line."""
+    on_demand = OnDemand(engine.idle_stop, place_of(engine, name)) if engine.on_demand else None
     return json.dumps([address, None if on_demand is None else asdict(on_demand)])
 
 

@@ -13,7 +13,7 @@ from engine.program import Engine, Role
 from engine.supervisor import Supervisor
 from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
-from gateway.serve.launch import Gateway, divided, knowing, place_of, telling, unused
+from gateway.serve.launch import Gateway, divided, knowing, place_by, telling, unused
 from gateway.serve.owner_socket import OwnerSocket
 from gateway.serve.rollout import beside
 
@@ -68,7 +68,7 @@ class Gateways:
 
     def place(self, engine: Engine) -> str:
         """The place of an engine by what the process that decides knows."""
-        return place_of(engine, self.running[0])
+        return place_by(self.running[0], engine)
 
     async def become(self, changed: Sequence[Gateway]) -> None:
         """Turn the running gateways into these, and keep their names.
@@ -178,13 +178,13 @@ class Gateways:
                 await self._applied(gateway)
 
     async def _succeed(self, old: Gateway, new: Gateway) -> Diagnosis | None:
-        """End an owner and start the next, or the same again if that one does not start; return why it does not."""
+        """End an owner and start the next, or launch the same if that one does not start; return why it does not."""
         self._say(f"{new.name}: takes over from {old.name}")
         await self._supervisor.remove(old.name, by=signal.SIGUSR1)
         failure = await self._supervisor.add(knowing(telling(new, beside(new.settings, old.settings)), old))
         if failure is not None:
             self._are([old, *self.running[1:]])
-            await self._supervisor.add(old)
+            self._supervisor.launch(old)
         return failure
 
     async def _return_to(self, before: Sequence[Gateway]) -> list[tuple[Gateway, Gateway]]:

@@ -23,7 +23,7 @@ from engine.spec import EngineKind, EngineSpec, Sleep
 from engine.vllm.kind import VLLM
 from gateway.app.chat_templates import template_of
 from gateway.config.endpoint import EndpointSettings
-from gateway.config.engine import EngineSettings, as_word, from_words, host_of
+from gateway.config.engine import EngineSettings, as_word, from_words, host_of, place_of
 from gateway.config.errors import ConfigurationError
 from gateway.config.secrets import revealed
 from gateway.config.settings import ModelSettings, Settings
@@ -91,7 +91,7 @@ def programs(
             continue
         if not settings.launches(model):
             assert model.engine.at is not None  # noqa: S101  # it says who launches it
-            launches.append(f"{_LAUNCHED}{as_word(model.engine.at, model.engine)}")
+            launches.append(f"{_LAUNCHED}{as_word(model.engine.at, model.engine, served_name(model))}")
             fronting.append(_fronting(model, kind_of(model.engine.model), [f"http://{model.engine.at}"]))
             continue
         kind, executable = _program(model.engine, python)
@@ -100,7 +100,7 @@ def programs(
             seat = next(placed)
             described = _description(model, model.engine, executable, seat.gpus)
             program = next((program for program in left if program.described == described), None)
-            place = _place(model.engine.group, served_name(model))
+            place = place_of(model.engine, served_name(model))
             if program is not None:
                 left.remove(program)
             else:
@@ -113,7 +113,7 @@ def programs(
                 program = replace(program, on_demand=model.engine.on_demand, sleeps=sleeps)
             program = replace(program, place=place, shares=model.engine.share_gpu)
             of_model.append(program)
-            launches.append(f"{_LAUNCHED}{as_word(program.spec.address, model.engine)}")
+            launches.append(f"{_LAUNCHED}{as_word(program.spec.address, model.engine, served_name(model))}")
         engines += of_model
         args = of_model[0].spec.args if model.engine.at is None else ()
         fronting.append(_fronting(model, kind, [program.spec.url for program in of_model], args))
@@ -292,16 +292,11 @@ def knowing(gateway: Gateway, before: Gateway) -> Gateway:
     return replace(gateway, argv=(*gateway.argv, *more))
 
 
-def place_of(engine: Engine, gateway: Gateway) -> str:
+def place_by(gateway: Gateway, engine: Engine) -> str:
     """The place of an engine by what a gateway knows; the one that it has itself, if the gateway does not know it."""
     word = _launched(gateway).get(engine.spec.address)
     how = None if word is None else from_words([word.removeprefix(_LAUNCHED)])[engine.spec.address]
-    return engine.place if how is None else _place(how.group, engine.spec.served_name)
-
-
-def _place(group: str | None, name: str) -> str:
-    """What one engine at a time may have: those of a group take turns, and one follows another that it replaces."""
-    return group or name
+    return engine.place if how is None else how.place
 
 
 def agrees(gateway: Gateway, other: Gateway) -> bool:

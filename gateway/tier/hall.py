@@ -516,14 +516,15 @@ class Hall:
             driver.handle(event)
 
     def _watch(self, seat: Seat, message: Watched | Stepped | Unwatched | Failed) -> None:
-        if isinstance(message, Unwatched):
+        if isinstance(message, Watched):
+            seat.watched[message.request] = message.endpoint
+        elif isinstance(message, Unwatched):
             seat.watched.pop(message.request, None)
         monitor = self._monitors.get(message.endpoint)
         if monitor is None:
             return
         match message:
-            case Watched(endpoint, request, prompt_tokens, streams, evacuated, started, passing):
-                seat.watched[request] = endpoint
+            case Watched(_, request, prompt_tokens, streams, evacuated, started, passing):
                 tokens = None if passing else prompt_tokens
                 monitor.dispatched(request, tokens, streams=streams, evacuated=evacuated, started=started)
             case Stepped(_, requests):

@@ -274,5 +274,10 @@ async def test_a_model_that_its_gateways_lose_one_after_the_other_is_not_in_the_
     blue = asyncio.create_task(served.ask(served.launching, "blue"))
     await asyncio.sleep(0.2)
     served.launching.remove("red")
+    most = 0
+    while not (long.done() and blue.done()):
+        most = max(most, len(served.alive()))
+        await asyncio.sleep(0.05)
     assert whole(await long)
     assert whole(await blue)
+    assert most == 1, "none is started beside another"

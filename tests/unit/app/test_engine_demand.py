@@ -67,7 +67,7 @@ class World:
             seems=lambda *what: self.seen.append(what),
         )
         follower = SimpleNamespace(starts=lambda *what, failed: self.told.append((*what, failed)))
-        how = OnDemand(idle_stop=10.0, group="card")
+        how = OnDemand(idle_stop=10.0, place="card")
         self.demand = EngineDemand(
             {A: how, B: how, "c:1": None},
             cores,

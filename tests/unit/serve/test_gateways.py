@@ -28,6 +28,9 @@ class Supervisor:
         self.done.append(("add", program.name))
         return "The event log cannot be written." if program.name in self.fails else None
 
+    def launch(self, program):
+        self.done.append(("launch", program.name))
+
     async def remove(self, name, by=signal.SIGTERM):
         for _ in range(1 if name == "owner" else 5):  # a front serves its connections first
             await asyncio.sleep(0)
@@ -101,6 +104,7 @@ async def test_where_the_next_owner_does_not_start_it_says_why_and_what_ran_befo
     assert world.names == ["owner", "front 1 #3", "front 2 #3"], "the first ones are yet to end"
     left = [step[1] for step in world.done if step[0] == "SIGUSR1"]
     assert left == ["owner", "front 1", "front 2", "front 1 #2", "front 2 #2"]
+    assert ("launch", "owner") in world.done, "it is started again, should it end by itself just then"
     reach = {name: [at.address for at in endpoints] for name, endpoints in world.supervisor.told.items()}
     assert reach["front 1 #2"] == ["127.0.0.1:10", "127.0.0.1:9"], "until then they reach what the owner knows"
     assert world.done.index(("become", "front 1 #2", "debug")) < world.done.index(("add", "front 1 #3"))

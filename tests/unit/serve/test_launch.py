@@ -13,7 +13,7 @@ from gateway.config.engine import from_words
 from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
 from gateway.serve import launch
-from gateway.serve.launch import agrees, knowing, programs, served_name, telling
+from gateway.serve.launch import agrees, knowing, place_by, programs, served_name, telling
 from gateway.serve.owner_socket import OwnerSocket
 from gateway.serve.rollout import beside
 from tests.unit.engine.adapters import adapter
@@ -67,7 +67,7 @@ def test_an_engine_goes_on_in_another_group_and_with_another_time_to_stop():
     (before, was) = launched({"on_demand": True})
     (engine, gateway) = launched({"on_demand": True, "group": "card", "idle_stop": 5}, running=[before])
     assert engine == before
-    assert (before.place, engine.place) == ("org/chat", "card")
+    assert (before.place, engine.place) == ("model org/chat", "group card")
     assert not agrees(was, gateway)
     assert agrees(gateway, gateway)
 
@@ -305,6 +305,7 @@ def test_in_a_tier_an_engine_is_launched_at_its_address_and_all_gateways_know_it
     assert handed_over(here).models == handed_over(elsewhere).models
     (endpoint,) = handed_over(elsewhere).models[0].endpoints
     assert (endpoint.address, endpoint.max_num_seqs) == ("10.0.0.7:8001", 7)
+    assert program.place == "group card at 10.0.0.7" == place_by(here, program), "as who decides elsewhere knows it"
     assert [word for word in here.argv if "launched" in word] == [word for word in elsewhere.argv if "launched" in word]
 
 
@@ -320,7 +321,7 @@ def test_engines_on_demand_that_name_one_gpu_are_one_group(monkeypatch):
     models = [{"name": name, "engine": engine} for name in "ab"]
     _, (gateway,) = programs(Settings.model_validate({"models": models}), PYTHON)
     known = from_words(word.removeprefix("--launched=") for word in gateway.argv if word.startswith("--launched="))
-    assert [how.group for how in known.values()] == ["GPU 0"] * 2
+    assert [how.place for how in known.values()] == ["group GPU 0"] * 2
 
 
 def test_a_gateway_that_takes_over_knows_how_engines_come_and_go_that_only_the_one_before_it_knew():

@@ -540,6 +540,15 @@ async def test_nothing_is_kept_of_a_request_that_outlived_its_endpoint(world, fr
     assert not world.hall.seat_of(ONE.request).watched
 
 
+async def test_what_fronts_have_on_an_endpoint_that_no_settings_name_is_known(world, front):
+    nobody = EndpointId("nobody")
+    assert not world.hall.carries(nobody)
+    front.say(Watched(nobody, ONE.request, 10, True, False, False))
+    assert world.hall.carries(nobody)
+    front.say(Unwatched(nobody, ONE.request, False))
+    assert not world.hall.carries(nobody)
+
+
 async def test_an_owner_that_ends_cuts_everybody_off(world, front):
     silent = world.connect()
     front.say(Came("m", ONE), Came("m", TWO))
