@@ -160,7 +160,7 @@ class EngineDemand:
                 if news.wrong is not None and not first:
                     self._failed(endpoint, known, news.wrong, now)
                 return
-            # It does not wait for an order of this owner: it ran before, or another owner's order was carried out late.
+            # This owner has not ordered it: it ran before, or an earlier owner's order was carried out late.
             case ResidencyPhase.STARTING | ResidencyPhase.UP as phase if first or known.phase is ResidencyPhase.STOPPED:
                 known.enter(phase, now)
                 known.ended, known.settles_at = False, now + TAKEN_OVER

@@ -21,7 +21,8 @@ class EngineNews(msgspec.Struct, frozen=True):
     turn: int = 0
     """Of the processes that the parent talks with, the how manieth: it obeys the latest, and no other any more."""
     leaves: bool = False
-    """Whether the parent will end it: it is to be left, so that nothing is cut off, and not to be started again."""
+    """Whether it is to end: its parent will end it, or another waits for its place. It is to be left, so that nothing
+    is cut off, and not to be started again."""
 
 
 class EngineEnded(msgspec.Struct, frozen=True):

@@ -116,16 +116,17 @@ class Gateway:
 
     def change(self, this: str, to: str) -> None:
         """Change its settings, and have it read them again."""
-        assert self._process is not None
-        self._file.write_text(self._file.read_text().replace(this, to))
-        self._process.send_signal(signal.SIGHUP)
+        self._rewrite(self._file.read_text().replace(this, to))
 
     def remove(self, model: str) -> None:
         """Take a model out of its settings, and have it read them again."""
-        assert self._process is not None
         settings = yaml.safe_load(self._file.read_text())
         settings["models"] = [entry for entry in settings["models"] if entry["name"] != model]
-        self._file.write_text(yaml.safe_dump(settings))
+        self._rewrite(yaml.safe_dump(settings))
+
+    def _rewrite(self, settings: str) -> None:
+        assert self._process is not None
+        self._file.write_text(settings)
         self._process.send_signal(signal.SIGHUP)
 
     async def ended(self) -> int:

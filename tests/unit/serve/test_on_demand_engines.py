@@ -415,7 +415,7 @@ async def test_what_waits_is_for_the_next_process_that_decides_to_order(world, e
     assert supervisor.done == [("add", "engine m"), ("remove", "engine m")]
 
 
-async def test_which_place_an_engine_has_is_said_by_who_decides(engine, monkeypatch):
+async def test_which_place_an_engine_has_is_said_by_who_decides(engine):
     supervisor, places = Supervisor(), {"engine m": "m", "engine n": "n"}
     attendant = Attendant(supervisor, lambda _news: None, lambda engine: places[engine.name])
     other = replace(engine, name="engine n", spec=replace(engine.spec, port=free_port()))
