@@ -2,7 +2,9 @@
 
 A parent talks with one front at a time: it tells that one what its engines do, and obeys it alone. So there is one way
 to it, in order, as there is where owner and parent share a machine. A parent numbers each turn
-to another front, so that what an earlier front still says about an engine is ignored.
+to another front, so that what an earlier front still says about an engine does not count. It is kept: when the front
+that counts has gone, another may be of a parent that was started again, or of a gateway that takes the place of the one
+that goes, and says nothing twice.
 """
 
 from collections.abc import Callable
@@ -38,6 +40,8 @@ class Launchers(Launcher):
         self._say = say
         self._ways: dict[str, _Way] = {}
         """By the address of an engine."""
+        self._said: dict[str, dict[Seat, EngineNews]] = {}
+        """Likewise: what each front said last."""
 
     def run(self, address: str) -> None:
         """Have an engine started."""
@@ -54,6 +58,7 @@ class Launchers(Launcher):
 
     def said(self, seat: Seat, news: EngineNews) -> None:
         """A front tells what an engine does."""
+        self._said.setdefault(news.address, {})[seat] = news
         way, coming = self._ways.get(news.address), _Way(seat, news.turn)
         if way is not None and way.seat.machine != seat.machine:
             gateways = [way.seat.machine or "this one", seat.machine or "this one"]
@@ -69,9 +74,13 @@ class Launchers(Launcher):
 
     def left(self, seat: Seat) -> None:
         """A front has gone: the parent turns to another, or has gone, too."""
-        for address in [address for address, way in self._ways.items() if way.seat is seat]:
-            del self._ways[address]
-            self.on_lost(address)
+        for address, said in self._said.items():
+            said.pop(seat, None)
+            if (way := self._ways.get(address)) is not None and way.seat is seat:
+                del self._ways[address]
+                self.on_lost(address)
+                if said:
+                    self.said(*max(said.items(), key=lambda found: found[1].turn))
 
     def _order(self, address: str, *, runs: bool) -> None:
         if (way := self._ways.get(address)) is not None:

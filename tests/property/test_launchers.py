@@ -317,16 +317,23 @@ class Tier(RuleBasedStateMachine):
             self.owner.launchers.said(before.seat, news)
         self.owner.launchers.left(before.seat)
 
-    @rule()
-    def the_gateway_dies_with_its_engines(self) -> None:
+    @rule(missed=st.booleans())
+    def the_gateway_dies_with_its_engines(self, *, missed: bool) -> None:
+        """`missed`: at once, and not only when the next one has begun to talk."""
         assert self.front.seat is not None
-        self.owner.launchers.left(self.front.seat)
+        before = self.front.seat
+        if missed:
+            self.owner.launchers.left(before)
         for task in self.attendant_tasks():
             task.cancel()
         self.attendant.close()
         self.on.clear()
         self.do(self.bear)
         self.connects()
+        if not missed:
+            self.messages_arrive("from_parent", 9)
+            self.messages_arrive("to_owner", 9)
+            self.owner.launchers.left(before)
 
     def teardown(self) -> None:
         """When all is well again, each engine that is waited for has its turn."""

@@ -88,3 +88,25 @@ def test_of_two_gateways_that_launch_one_engine_the_first_one_does():
     assert logs[0]["gateways"] == ["10.0.0.7:8500", "10.0.0.8:8500"]
     assert len(world.news) == 1
     assert [front for front, _ in world.orders()] == [first] * 3
+
+
+def test_a_parent_that_was_started_again_is_heard_when_its_front_of_before_is_missed_at_last():
+    world, before, after = World(), seat(), seat()
+    world.launchers.said(before, news(turn=7))
+    world.launchers.said(after, news(turn=1))
+    assert world.news == [news(turn=7)]
+    world.launchers.left(before)
+    assert (world.lost, world.news[1:]) == ([AT], [news(turn=1)])
+    assert [front for front, _ in world.orders()] == [after] * 3
+
+
+def test_a_gateway_that_takes_the_place_of_another_launches_when_that_one_has_gone():
+    world, before, after, gone = World(), seat(), seat("10.0.0.7:8600"), seat("10.0.0.7:8700")
+    for front in (before, gone, after):
+        world.launchers.said(front, news())
+    world.launchers.left(gone)
+    assert len(world.news) == 1
+    world.launchers.left(before)
+    assert [front for front, _ in world.orders()] == [after] * 3
+    world.launchers.left(after)
+    assert world.orders() == []
