@@ -66,4 +66,5 @@ def assembled(
 def moved(engine: Engine, port: int) -> Engine:
     """The same engine on another port. It keeps the changes made so far and gets no new ones."""
     spec = replace(engine.spec, port=port)
-    return assembled(spec, engine.policy, choices=engine.choices, described=engine.described)
+    again = assembled(spec, engine.policy, choices=engine.choices, described=engine.described)
+    return replace(again, place=engine.place, shares=engine.shares)

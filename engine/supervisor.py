@@ -30,6 +30,7 @@ class Supervisor:
         on_event: Gets every event. `str(event)` is a line for a human.
         on_news: Gets what programs report, except that they are ready.
         on_ended: Told at the end of each role all of whose programs have ended.
+        coming: Whether programs of a role come and go: then none of them may be there.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class Supervisor:
         on_event: Callable[[SupervisorEvent], None],
         on_news: News = lambda _program, _news: None,
         on_ended: Callable[[Role], None] = lambda _role: None,
+        coming: Callable[[Role], bool] = lambda _role: False,
     ) -> None:
         self._programs = tuple(programs)
         self._on_event = on_event
         self._on_news = on_news
         self._on_ended = on_ended
+        self._coming = coming
         self._running: dict[Runner, asyncio.Task[State]] = {}
         """The programs to run, including those given up."""
         self._leaving: dict[Runner, asyncio.Task[State]] = {}
@@ -188,4 +191,5 @@ class Supervisor:
     def _unfilled(self) -> bool:
         """Whether a role that had a program has none left."""
         filled = {runner.program.role for runner, task in self._running.items() if not task.done()}
-        return any(runner.program.role not in filled for runner in self._running.keys() - self._spare)
+        needed = {runner.program.role for runner in self._running.keys() - self._spare}
+        return any(not self._coming(role) for role in needed - filled)

@@ -205,18 +205,18 @@ Launched = Mapping[str, OnDemand | None]
 """The engines that kvgate launches, in a tier any of its gateways, by their addresses; None: it always runs."""
 
 
-def place_of(engine: EngineSettings, name: str) -> str:
+def place_of(engine: EngineSettings, name: str, number: int) -> str:
     """What one engine at a time may have: the cards of a group of its machine, or else the name of its model.
 
-    With the name an engine follows the one that it replaces.
+    With the name an engine follows the one that it replaces. `number`: which one it is of those with this name.
     """
-    what = f"model {name}" if engine.group is None else f"group {engine.group}"
+    what = f"model {number} {name}" if engine.group is None else f"group {engine.group}"
     return what if engine.at is None else f"{what} at {host_of(engine.at)}"
 
 
-def as_word(address: str, engine: EngineSettings, name: str) -> str:
-    """An entry of `Launched`, of the engine of the model with this name, as a word of a command line."""
-    on_demand = OnDemand(engine.idle_stop, place_of(engine, name)) if engine.on_demand else None
+def as_word(address: str, engine: EngineSettings, place: str) -> str:
+    """An entry of `Launched`, of an engine with this place, as a word of a command line."""
+    on_demand = OnDemand(engine.idle_stop, place) if engine.on_demand else None
     return json.dumps([address, None if on_demand is None else asdict(on_demand)])
 
 

@@ -317,6 +317,11 @@ class Directory:
             return []
         return [there for there in self.endpoints.values() if there.on_demand and _named(there.settings, model)]
 
+    def configured(self, model: str | None) -> str | None:
+        """The configured name of the model that requests of this name are for; None if none is, or it has no name."""
+        named = (there.settings for there in self.endpoints.values() if model is not None)
+        return next((settings.name for settings in named if _named(settings, model)), None)
+
     @property
     def on_demand(self) -> bool:
         """Whether an engine starts when a request waits for it."""

@@ -47,7 +47,7 @@ async def find_pool(plane: Plane, exchange: Exchange, model: str | None, size: i
         starting = directory.starting(model)
         if model is None and (names := [there.settings.name for there in starting]) and names[0] is not None:
             return await find_pool(plane, exchange, names[0], size)  # as if it had been named
-        pool = await _waited(plane, exchange, size, lambda: directory.find(model), starting)
+        pool = await _waited(plane, exchange, size, lambda: directory.find(model), model)
     if pool is None:
         raise unknown_model(plane, model)
     permit(exchange.client, pool, model)
@@ -90,7 +90,7 @@ async def wait_for_endpoint(plane: Plane, exchange: Exchange, pool: Pool, model:
         RefusedError: the request may not wait.
     """
     if not pool.healthy():
-        await _waited(plane, exchange, size, lambda: plane.directory.wait_for_endpoint(pool), pool.endpoints.values())
+        await _waited(plane, exchange, size, lambda: plane.directory.wait_for_endpoint(pool), pool.name)
     return await still_served(plane, exchange, pool, model, size)
 
 
@@ -107,7 +107,7 @@ async def still_served(plane: Plane, exchange: Exchange, pool: Pool, model: str 
         return pool
     found = directory.lookup(model)
     if found is None and directory.undiscovered(model):
-        found = await _waited(plane, exchange, size, lambda: directory.find(model), directory.starting(model))
+        found = await _waited(plane, exchange, size, lambda: directory.find(model), model)
     if found is None:
         return pool
     permit(exchange.client, found, model)
@@ -129,31 +129,36 @@ async def _waited(
     exchange: Exchange,
     size: int,
     ready: Callable[[], Awaitable[_Ready]],
-    endpoints: Iterable[Endpoint],
+    model: str | None,
 ) -> _Ready | None:
     """Wait in the lobby, with heartbeats, for what `ready` returns; None if that took too long.
 
-    It waits `no_endpoint_ttl`, or twice as long as an engine that starts on demand is expected to take.
+    It waits `no_endpoint_ttl`, or twice as long as an engine that starts on demand is expected to take. A reload may
+    bring such an engine meanwhile.
 
     Raises:
         RefusedError: the request may not wait, or the engine does not start.
     """
     queue, clock = plane.settings.admission.queue, asyncio.get_running_loop().time
     came = clock()
-    starting = [there for there in endpoints if there.on_demand]
+    directory = plane.directory
     exchange.note_rule("no_endpoint")
     with contextlib.ExitStack() as awaited:
-        name = next((there.settings.name for there in starting), None)
+        name = directory.configured(model)
         place = None if name is None else awaited.enter_context(plane.awaited.waiting(name))
 
+        def expected() -> list[float]:
+            return [there.ready_at for there in directory.starting(model) if there.ready_at is not None]
+
         async def turn() -> Turn | None:
-            expected = [there.ready_at for there in starting if there.ready_at is not None]
-            return None if place is None else Turn(place(), max(0.0, min(expected) - clock()) if expected else None)
+            if place is None or not directory.starting(model):
+                return None
+            return Turn(place(), max(0.0, min(at) - clock()) if (at := expected()) else None)
 
         async with heartbeat(exchange, queue.heartbeat, turn):
             while True:
-                takes = (there.ready_at - came for there in starting if there.ready_at is not None)
-                left = came + max(queue.no_endpoint_ttl, _SURELY * max(takes, default=0.0)) - clock()
+                takes = max(expected(), default=came) - came
+                left = came + max(queue.no_endpoint_ttl, _SURELY * takes) - clock()
                 if left <= 0:
                     return None
                 try:

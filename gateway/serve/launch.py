@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
@@ -85,13 +86,16 @@ def programs(
     engines: list[Engine] = []
     fronting: list[ModelSettings] = []
     launches: list[str] = []
+    of_name: Counter[str] = Counter()
     for model in settings.models:
         if model.engine is None:
             fronting.append(model)
             continue
+        of_name[served_name(model)] += 1
+        place = place_of(model.engine, served_name(model), of_name[served_name(model)])
         if not settings.launches(model):
             assert model.engine.at is not None  # noqa: S101  # it says who launches it
-            launches.append(f"{_LAUNCHED}{as_word(model.engine.at, model.engine, served_name(model))}")
+            launches.append(f"{_LAUNCHED}{as_word(model.engine.at, model.engine, place)}")
             fronting.append(_fronting(model, kind_of(model.engine.model), [f"http://{model.engine.at}"]))
             continue
         kind, executable = _program(model.engine, python)
@@ -100,7 +104,6 @@ def programs(
             seat = next(placed)
             described = _description(model, model.engine, executable, seat.gpus)
             program = next((program for program in left if program.described == described), None)
-            place = place_of(model.engine, served_name(model))
             if program is not None:
                 left.remove(program)
             else:
@@ -113,7 +116,7 @@ def programs(
                 program = replace(program, on_demand=model.engine.on_demand, sleeps=sleeps)
             program = replace(program, place=place, shares=model.engine.share_gpu)
             of_model.append(program)
-            launches.append(f"{_LAUNCHED}{as_word(program.spec.address, model.engine, served_name(model))}")
+            launches.append(f"{_LAUNCHED}{as_word(program.spec.address, model.engine, place)}")
         engines += of_model
         args = of_model[0].spec.args if model.engine.at is None else ()
         fronting.append(_fronting(model, kind, [program.spec.url for program in of_model], args))

@@ -102,7 +102,9 @@ class Deployment:
                 listening.listen(BACKLOG)
         self._hangs = Hangs(self._at)
         always = [engine for engine in self.engines if not engine.on_demand]
-        self._supervisor = Supervisor([*always, *gateways], self._on_event, self._on_news, self._on_ended)
+        self._supervisor = Supervisor(
+            [*always, *gateways], self._on_event, self._on_news, self._on_ended, self._come_and_go
+        )
         self._gateways = Gateways(gateways, self._supervisor, self._say, self._say_of_engines)
         self._attendant = Attendant(self._supervisor, self._on_engine, self._gateways.place)
         for engine in self.engines:
@@ -306,15 +308,16 @@ class Deployment:
         patience = settings.admission.queue.no_endpoint_ttl
         said = notice(old, others=others, took=self._took.get(old.name), patience=patience)
         self._say(f"{old.name}: in_place, as {why}: {said}")
-        before, was = self._gateways.running, self._supervisor.program(old.name)
+        before, was = self._gateways.running, old if old.on_demand else self._supervisor.program(old.name)
         await self._gateways.hand_over(gateways)
         await self._stop(old)
         try:
             await self._start(new)
         except FailedError as error:
-            self._say(f"{error}\n{old.name}: started again as it was")
+            again = "starts on demand again" if old.on_demand else "started again as it was"
+            self._say(f"{error}\n{old.name}: {again}")
             assert isinstance(was, Engine)  # noqa: S101 - it goes on as what it was started as
-            back = moved(was, new.spec.port)
+            back = was if was.on_demand else moved(was, new.spec.port)
             await self._start(back)
             await self._gateways.hand_over(_meanwhile(before, [(back, old)]))
             raise FailedError(STILL) from None
@@ -452,6 +455,10 @@ class Deployment:
         """Who comes after the last gateway of its port has ended does not wait for the end of all else."""
         if role is Role.GATEWAY:
             self._last_call = asyncio.get_running_loop().create_task(last_call(self._sockets, self._tls()))
+
+    def _come_and_go(self, role: Role) -> bool:
+        """Whether programs of a role do: an engine that cannot run is no reason to end while others start on demand."""
+        return role is Role.ENGINE and any(engine.on_demand for engine in self.engines)
 
     def _tls(self) -> ssl.SSLContext | None:
         """Of the clients, as far as its files can be read now."""

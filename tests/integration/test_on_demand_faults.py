@@ -360,3 +360,30 @@ def test_what_waits_for_an_engine_is_answered_though_a_reload_removes_the_one_in
         assert stream.result().endswith("data: [DONE]\n\n")
         assert waiting.result().status_code == 200
         assert served.ask().status_code == 404
+
+
+def test_one_that_is_to_run_always_and_does_not_start_takes_turns_as_before(
+    launched: Callable[..., Any], tmp_path: Path
+) -> None:
+    with launched() as served:
+        assert served.ask().status_code == 200
+        changed = yaml.safe_load((tmp_path / "kvgate.yaml").read_text())
+        engine = changed["models"][0]["engine"]
+        for setting in ("on_demand", "idle_stop", "idle", "group"):
+            del engine[setting]
+        engine |= {
+            "reload": "in_place",
+            "max_restarts": 1,
+            "args": [*engine["args"], "--fake-fails=ValueError: no room"],
+        }
+        (tmp_path / "kvgate.yaml").write_text(yaml.safe_dump(changed))
+        assert served.reload() == 1
+        assert served.ask().status_code == 200
+        assert served.ask("blue").status_code == 200
+        assert not any(map(is_alive, served.starts())), "the other one has the slot"
+        engine["args"].pop()
+        (tmp_path / "kvgate.yaml").write_text(yaml.safe_dump(changed))
+        assert served.reload() == 0, "though the engine that it replaces does not run"
+        assert served.ask().status_code == 200
+        assert served.ask("blue").status_code == 200
+        assert is_alive(served.starts()[-1])

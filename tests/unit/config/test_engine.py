@@ -81,22 +81,20 @@ def test_engines_that_come_and_go_are_one_process_each(given, said):
 def test_how_an_engine_comes_and_goes_survives_a_command_line():
     comes = EngineSettings.model_validate({"model": "m", "on_demand": True, "idle_stop": "none", "group": "card"})
     stays = EngineSettings.model_validate({"model": "m"})
-    words = [as_word("127.0.0.1:1", comes, "m"), as_word("127.0.0.1:2", stays, "m")]
+    words = [as_word("127.0.0.1:1", comes, place_of(comes, "m", 1)), as_word("127.0.0.1:2", stays, "")]
     assert from_words(words) == {"127.0.0.1:1": OnDemand(None, "group card"), "127.0.0.1:2": None}
 
 
 def test_engines_of_one_group_on_two_machines_have_no_cards_in_common():
     of = {"model": "m", "on_demand": True, "group": "card"}
-    words = [as_word(at, EngineSettings.model_validate({**of, "at": at}), "m") for at in ("a:1", "A:2", "b:1")]
-    assert [how.place for how in from_words(words).values()] == [
-        "group card at a",
-        "group card at a",
-        "group card at b",
-    ]
+    engines = [EngineSettings.model_validate({**of, "at": at}) for at in ("a:1", "A:2", "b:1")]
+    places = [place_of(engine, "m", number) for number, engine in enumerate(engines, 1)]
+    assert places == ["group card at a", "group card at a", "group card at b"]
 
 
 def test_one_of_no_group_has_a_place_of_its_model_and_no_group_is_called_as_a_model():
     alone = EngineSettings.model_validate({"model": "m", "on_demand": True})
     grouped = alone.model_copy(update={"group": "red"})
-    assert place_of(alone, "red") == place_of(alone, "red") != place_of(alone, "blue")
-    assert place_of(grouped, "blue") == place_of(grouped, "green") != place_of(alone, "red")
+    assert place_of(alone, "red", 1) == place_of(alone, "red", 1) != place_of(alone, "blue", 1)
+    assert place_of(alone, "red", 1) != place_of(alone, "red", 2)
+    assert place_of(grouped, "blue", 1) == place_of(grouped, "green", 1) != place_of(alone, "red", 1)

@@ -57,8 +57,10 @@ def test_an_engine_that_moves_changes_its_port_and_nothing_else() -> None:
     """A length that happens to be the port stays what it was."""
     args = ("--max-model-len", "40960")
     made = assembled(replace(spec("org/model"), port=40960, args=args), Policy(), fit=Bounds(), described="d")
+    made = replace(made, place="card", shares=True)
     back = moved(made, 18001)
     assert back.ready_url == "http://127.0.0.1:18001/health"
     assert back.argv == tuple("18001" if before == "--port" else word for before, word in pairwise(("", *made.argv)))
     assert back.argv[-2:] == args
     assert (back.env, back.described, back.refit) == (made.env, "d", None)
+    assert (back.place, back.shares) == ("card", True)

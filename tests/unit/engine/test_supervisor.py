@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -51,7 +51,7 @@ def server(name: str, role: Role = Role.ENGINE) -> Program:
 class Running:
     """A supervisor at work, and all it has told."""
 
-    def __init__(self, *programs: Program) -> None:
+    def __init__(self, *programs: Program, coming: Callable[[Role], bool] = lambda _role: False) -> None:
         self.told: list[SupervisorEvent] = []
         self.news: list[tuple[str, str]] = []
         self.ended_roles: list[tuple[Role, int]] = []
@@ -63,6 +63,7 @@ class Running:
             self._hear,
             lambda program, line: self.news.append((program.name, line)),
             lambda role: self.ended_roles.append((role, len(self.of(events.Stopped)))),
+            coming,
         )
         self.task = asyncio.create_task(self.supervisor.run(self.stop))
 
@@ -84,8 +85,8 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running(*programs: Program) -> AsyncIterator[Running]:
-    at_work = Running(*programs)
+async def running(*programs: Program, coming: Callable[[Role], bool] = lambda _role: False) -> AsyncIterator[Running]:
+    at_work = Running(*programs, coming=coming)
     try:
         yield at_work
     finally:
@@ -151,6 +152,17 @@ async def test_without_any_engine_left_everything_ends() -> None:
     async with running(bad, server("g", Role.GATEWAY)) as at_work:
         assert await at_work.ended() == 1
         assert at_work.of(events.Stopped, "g")
+
+
+async def test_while_engines_come_and_go_one_that_is_given_up_ends_nothing() -> None:
+    bad = program("bad", "import sys; sys.exit('x: error: unrecognized arguments: --x')", url="http://127.0.0.1:1/")
+    async with running(bad, server("g", Role.GATEWAY), coming=lambda role: role is Role.ENGINE) as at_work:
+        await at_work.until(events.GaveUp, "bad")
+        assert await at_work.supervisor.add(server("e"), needed=False) is None
+        await at_work.supervisor.remove("e")
+        assert not at_work.task.done()
+        at_work.stop.set()
+        assert await at_work.ended() == 0
 
 
 async def test_a_gateway_says_by_its_exit_code_that_another_start_is_no_use() -> None:

@@ -86,6 +86,25 @@ async def test_who_waits_for_an_engine_to_start_is_heard_of(on_demand):
     assert on_demand.awaits[-1] == {}
 
 
+async def test_who_waits_for_an_engine_is_heard_of_when_a_reload_has_one_start_on_demand(hurried):
+    plane = FakePlane(ready=False, admission={"queue": {"heartbeat": 5.0}})
+    plane.directory.endpoints.clear()
+    plane.add("a", name="m")
+    plane.up("a")
+    plane.cores.down(EndpointId("a"), "down: gone")
+    plane.replies.append(Reply(WHOLE))
+    client = plane.ask(path="/tokenize")
+    await asyncio.sleep(2)
+    plane.add("b", name="m").on_demand = True
+    assert plane.awaits == [{"m": 0.0}]
+    plane.directory.starts(EndpointId("b"), 99.0, failed=False)
+    await asyncio.sleep(70)
+    assert client.status is None
+    plane.up("b")
+    await client.ended()
+    assert client.status == 200
+
+
 async def test_a_name_that_no_engine_has_is_not_waited_for(on_demand):
     client = await on_demand.ask(ASKED.replace(b'"m"', b'"other"')).ended()
     assert (client.status, on_demand.awaits) == (404, [])

@@ -67,7 +67,7 @@ def test_an_engine_goes_on_in_another_group_and_with_another_time_to_stop():
     (before, was) = launched({"on_demand": True})
     (engine, gateway) = launched({"on_demand": True, "group": "card", "idle_stop": 5}, running=[before])
     assert engine == before
-    assert (before.place, engine.place) == ("model org/chat", "group card")
+    assert (before.place, engine.place) == ("model 1 org/chat", "group card")
     assert not agrees(was, gateway)
     assert agrees(gateway, gateway)
 
@@ -313,6 +313,13 @@ def test_two_engines_at_one_address_are_refused():
     engine = {"model": "m", "on_demand": True, "at": "h:1"}
     with pytest.raises(ValidationError, match="share an address: h:1"):
         Settings.model_validate({"models": [{"name": name, "engine": engine} for name in "ab"]})
+
+
+def test_two_engines_on_demand_of_one_model_have_a_place_each():
+    models = [{"name": "red", "engine": {"model": "org/m", "on_demand": True}}] * 2
+    engines, (gateway,) = programs(Settings.model_validate({"models": models}), PYTHON)
+    assert [engine.place for engine in engines] == ["model 1 red", "model 2 red"]
+    assert [place_by(gateway, engine) for engine in engines] == ["model 1 red", "model 2 red"]
 
 
 def test_engines_on_demand_that_name_one_gpu_are_one_group(monkeypatch):
