@@ -24,7 +24,8 @@ TAKEN_OVER = 5.0
 """Likewise, where an engine ran or started before this process decided: fronts that come late may have requests on it.
 Under load the last one was seen 2.5 s after another owner's death."""
 MISSED = 5.0
-"""Seconds without news of an engine after which that is logged, if a request waits for it."""
+"""Seconds without news of an engine after which that is logged, if a request waits for it. If there is news of others
+in its place by then, their parent does not launch it, and it is in nobody's way."""
 NEWS = 0.5
 """Seconds by which an expected time changes before it is told again."""
 TRIES = 2
@@ -194,13 +195,13 @@ class EngineDemand:
                 self._parent.end(endpoint)
         engines = []
         for endpoint, known in self._engines.items():
+            if not (known.heard or known.missed) and now > known.since + MISSED and self._waits_since(endpoint):
+                known.missed = True
+                _log.error("nobody launches an engine that a request waits for", endpoint=endpoint, help=_LAUNCH)
             engine = self._engine(endpoint)
             if engine is None:
                 continue
             self._advance(endpoint, known, engine, now)
-            if not (known.heard or known.missed) and engine.waits_since is not None and now > known.since + MISSED:
-                known.missed = True
-                _log.error("nobody launches an engine that a request waits for", endpoint=endpoint, help=_LAUNCH)
             if known.leaves and known.phase in _RUNS:
                 self._retire(endpoint, known, now)
             engines.append(self._engine(endpoint) or engine)
@@ -255,9 +256,9 @@ class EngineDemand:
             monitor.retire()
 
     def _engine(self, endpoint: EndpointId) -> Engine | None:
-        """An engine as the decision sees it; None if it is not configured any more."""
+        """An engine as the decision sees it; None if it is not configured any more, or nobody launches it."""
         known, monitor = self._engines[endpoint], self._monitors.get(endpoint)
-        if monitor is None:
+        if monitor is None or self._is_missing(known):
             return None
         return Engine(
             endpoint,
@@ -272,6 +273,12 @@ class EngineDemand:
             idle_stop=known.how.idle_stop,
             not_before=known.not_before,
         )
+
+    def _is_missing(self, known: _Known) -> bool:
+        """Whether the parent of others in its place does not launch it: one of two gateways is reloaded first."""
+        if known.heard or self._clock() <= known.since + MISSED:
+            return False
+        return any(other.heard and other.how.place == known.how.place for other in self._engines.values())
 
     def _waits_since(self, endpoint: EndpointId) -> float | None:
         """When the oldest request came that waits for the model of an engine."""

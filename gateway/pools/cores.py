@@ -107,8 +107,17 @@ class Cores:
         return None
 
     def add(self, endpoint: EndpointId, name: str | None) -> None:
-        """Add a configured endpoint, with the name its model is to have; or note another name for the next `up`."""
+        """Add a configured endpoint, with the name its model is to have; or note another name for the next `up`.
+
+        Until then one that takes traffic serves its model; any other serves none.
+        """
         self._configured[endpoint] = name
+        if endpoint not in self._up:
+            self._forget_renamed(endpoint)
+
+    def renames(self, endpoint: EndpointId, known: Known) -> bool:
+        """Whether an endpoint is configured under another name than that of the model that it was known to serve."""
+        return self._configured.get(endpoint) not in {None, known.model}
 
     def restrict(self, share: float) -> None:
         """Fill no more than this share of each endpoint from now on; 0: dispatch nothing."""
@@ -171,6 +180,7 @@ class Cores:
         self._up.discard(endpoint)
         self._observed.pop(endpoint, None)
         self._report(endpoint, EndpointDown(endpoint, reason))
+        self._forget_renamed(endpoint)
 
     def evacuate(self, endpoint: EndpointId) -> None:
         """An endpoint is down or hangs."""
@@ -212,6 +222,12 @@ class Cores:
         if self._draining:
             driver.handle(ShutdownStarted())
         return driver
+
+    def _forget_renamed(self, endpoint: EndpointId) -> None:
+        known = self._known.get(endpoint)
+        if known is not None and self.renames(endpoint, known):
+            self._leave(endpoint)
+            self._follower.gone(endpoint)
 
     def _leave(self, endpoint: EndpointId) -> None:
         self._up.discard(endpoint)

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
+from shutil import which
 
 from gateway.app.chat_templates import chat_template, template_of
 from gateway.config.auth import AuthSettings
@@ -85,7 +86,7 @@ def _of_event_log(file: Path | None) -> Iterator[str]:
 
 
 def _of_engines(settings: Settings) -> Iterator[str]:
-    """What engines need in a tier, and only there."""
+    """What engines need, and what they need in a tier, and only there."""
     tier = settings.tier.redis is not None
     for model in settings.models:
         if (engine := model.engine) is None:
@@ -99,6 +100,8 @@ def _of_engines(settings: Settings) -> Iterator[str]:
             yield f"model {model.known_as}: `at` of its engine is for a `tier`"
         elif engine.at is not None and model.name is None:
             yield f"model {model.known_as}: it needs a `name`, as not every gateway of the tier has its files"
+        elif engine.python is not None and settings.launches(model) and which(engine.python) is None:
+            yield f"model {model.known_as}: `python` of its engine is {str(engine.python)!r}, which is no program here"
 
 
 def _of_clients(auth: AuthSettings) -> Iterator[str]:

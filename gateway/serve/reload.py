@@ -269,9 +269,11 @@ class Deployment:
         if len(gateways) > len(self._gateways.running):
             await self._gateways.divide(self._sockets, self._owner)
         change = Change.between(self.engines, engines)
-        with self._attendant.going((*(old for old, _ in change.replaced), *change.removed)):
+        going = [old for old, _ in (*change.taken_over, *change.replaced)]
+        with self._attendant.going((*going, *change.removed)):
             for engine in change.added:
                 await self._start(engine)
+            await self._take_over(change.taken_over)
             pending = list(change.replaced)
             while pending:
                 old, new = pending.pop(0)
@@ -289,13 +291,15 @@ class Deployment:
             if engine.on_demand:
                 self._attendant.renew(engine)
 
-    async def _replace(self, old: Engine, new: Engine, gateways: list[Gateway], settings: Settings) -> None:
-        if new.spec.address == old.spec.address:  # in a tier, where the others reach it
-            self._say(f"{old.name}: ends when nothing is on it; the next request starts the new one")
-            await self._stop(old)
+    async def _take_over(self, pairs: Sequence[tuple[Engine, Engine]]) -> None:
+        """In a tier, where all reach an engine at its address: the old ones end, then the new ones may start."""
+        for old, new in pairs:
+            self._say(f"{old.name}: ends when nothing is on it; the next request starts {new.name}")
+        await asyncio.gather(*(self._stop(old) for old, _ in pairs))
+        for _, new in pairs:
             await self._start(new)
-            await self._gateways.hand_over(gateways)
-            return
+
+    async def _replace(self, old: Engine, new: Engine, gateways: list[Gateway], settings: Settings) -> None:
         why = None if new.on_demand else await self._no_surge(new, settings)
         if why is None:
             how = "starts on demand" if new.on_demand else "starts beside it and takes over when it is ready"

@@ -1,6 +1,6 @@
 """PURE. The rollout of new settings: the engines to replace, add and remove, and the notice of a visible change."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pydantic import AnyUrl
@@ -15,29 +15,34 @@ class Change:
     """A change of the set of engines.
 
     Attributes:
-        replaced: Pairs of an old engine and its replacement.
+        taken_over: Pairs of an old engine and the new one at its address, which cannot come before that has ended.
+        replaced: Other pairs of an old engine and its replacement.
         added: New engines that replace none.
         removed: Old engines without a replacement.
     """
 
+    taken_over: tuple[tuple[Engine, Engine], ...] = ()
     replaced: tuple[tuple[Engine, Engine], ...] = ()
     added: tuple[Engine, ...] = ()
     removed: tuple[Engine, ...] = ()
 
     @classmethod
     def between(cls, old: Sequence[Engine], new: Sequence[Engine]) -> "Change":
-        """Pair old engines with new ones: first those of one served name, then in order."""
+        """Pair old engines with new ones: first those of one address, then those of one served name, then in order."""
         going = [program for program in old if program not in new]
         coming = [program for program in new if program not in old]
-        pairs: list[tuple[Engine, Engine]] = []
-        for alike in (True, False):
+
+        def pairs(alike: Callable[[Engine, Engine], bool]) -> Iterator[tuple[Engine, Engine]]:
             for program in list(coming):
-                match = next((one for one in going if not alike or serves(one) == serves(program)), None)
+                match = next((one for one in going if alike(one, program)), None)
                 if match is not None:
                     going.remove(match)
                     coming.remove(program)
-                    pairs.append((match, program))
-        return cls(tuple(pairs), tuple(coming), tuple(going))
+                    yield match, program
+
+        taken_over = (*pairs(lambda one, other: one.spec.address == other.spec.address),)
+        replaced = (*pairs(lambda one, other: serves(one) == serves(other)), *pairs(lambda _one, _other: True))
+        return cls(taken_over, replaced, tuple(coming), tuple(going))
 
 
 def serves(engine: Engine) -> str:

@@ -385,11 +385,12 @@ class Hall:
                 self._kept[kept.model] = kept
         for there in hello.endpoints:
             monitor = self._monitors.get(there.endpoint)
-            if monitor is None:
+            known = Known(there.model, there.identity, there.capacity)
+            if monitor is None or self._cores.renames(there.endpoint, known):
                 seat.line.send(Gone(there.endpoint))
                 continue
             if there.endpoint not in self._cores.known:
-                self._cores.recall(there.endpoint, Known(there.model, there.identity, there.capacity))
+                self._cores.recall(there.endpoint, known)
                 self._spawn(self._confirm(there.endpoint, monitor))
             elif self._opening.begun.is_set():
                 continue  # what this owner said of it is newer

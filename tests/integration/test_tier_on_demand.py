@@ -3,7 +3,8 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,16 @@ class Served:
             return all(each[model] == state for each in seen for model, state in states.items())
 
         await until(are)
+
+    async def reloads(self, gateway: Gateway, change: Callable[[], None]) -> None:
+        """Wait until the settings that a change gives a gateway are in force."""
+        before = len(gateway.logged("The new settings are in force."))
+        change()
+
+        async def changed() -> bool:
+            return len(gateway.logged("The new settings are in force.")) > before
+
+        await until(changed)
 
     async def owned_by(self, owner: Gateway) -> None:
         """Have this gateway decide."""
@@ -257,17 +268,25 @@ async def test_an_engine_that_hangs_is_started_again_though_another_gateway_deci
     assert whole(await served.ask(served.other, "red"))
 
 
+async def test_models_that_swap_their_names_are_served_by_engines_at_each_others_addresses(served: Served) -> None:
+    await served.owned_by(served.other)
+    assert whole(await served.ask(served.other, "red"))
+    assert whole(await served.ask(served.other, "blue"))
+    for gateway in (served.other, served.launching):
+        await served.reloads(gateway, partial(gateway.rename, {"red": "blue", "blue": "red"}))
+    await served.tier.settled(served.launching, served.other)
+    for gateway in (served.other, served.launching):
+        assert whole(await served.ask(gateway, "red"))
+        assert whole(await served.ask(gateway, "blue"))
+    assert len(served.alive()) == 1
+    served.at = {"red": served.at["blue"], "blue": served.at["red"]}
+
+
 async def test_a_model_that_its_gateways_lose_one_after_the_other_is_not_in_the_way_of_another(served: Served) -> None:
     """What waits for that one holds the launching gateway's reload up, and the removed engine ends after it."""
     await served.owned_by(served.launching)
     assert whole(await served.ask(served.launching, "red"))
-    reloads = len(served.other.logged("The new settings are in force."))
-    served.other.remove("red")
-
-    async def removed() -> bool:
-        return len(served.other.logged("The new settings are in force.")) > reloads
-
-    await until(removed)
+    await served.reloads(served.other, partial(served.other.remove, "red"))
     await served.tier.settled(served.launching, served.other)
     long = asyncio.create_task(served.ask(served.launching, "red", tokens=TOKENS))
     await asyncio.sleep(0.5)

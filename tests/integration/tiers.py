@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -120,9 +120,15 @@ class Gateway:
 
     def remove(self, model: str) -> None:
         """Take a model out of its settings, and have it read them again."""
+        self._change_models(lambda models: [entry for entry in models if entry["name"] != model])
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Give its models other names, and have it read its settings again."""
+        self._change_models(lambda models: [entry | {"name": names[entry["name"]]} for entry in models])
+
+    def _change_models(self, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
         settings = yaml.safe_load(self._file.read_text())
-        settings["models"] = [entry for entry in settings["models"] if entry["name"] != model]
-        self._rewrite(yaml.safe_dump(settings))
+        self._rewrite(yaml.safe_dump(settings | {"models": change(settings["models"])}))
 
     def _rewrite(self, settings: str) -> None:
         assert self._process is not None

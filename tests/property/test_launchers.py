@@ -30,6 +30,8 @@ from gateway.tier.seat import Seat
 
 MODELS = ("red", "blue", "green")
 """Each has one engine, with its name as its address. All have the same cards."""
+NOBODY = "grey"
+"""Another with these cards by the settings of the owners, which no parent launches."""
 TAKES = 0.5
 """Seconds of a start."""
 
@@ -118,10 +120,11 @@ class Owner:
     def __init__(self, tier: "Tier", models: Sequence[str] = MODELS) -> None:
         self.launchers = Launchers(self._say)
         self._fronts: dict[Seat, Front] = {}
-        self.monitors = {name: Monitor(tier, name) for name in models}
         cores: Any = SimpleNamespace(name=lambda name: name, drivers={}, driver_of=lambda _name: None)
         follower: Any = SimpleNamespace(starts=lambda *_, **__: None)
-        launched = {name: OnDemand(30.0, "card") for name in models}
+        more = (*models, NOBODY) if tier.guarded else models  # else a parent's news may be late, and nobody would know
+        self.monitors = {name: Monitor(tier, name) for name in more}
+        launched = {name: OnDemand(30.0, "card") for name in more}
         monitors: Any = self.monitors
 
         def carries(name: str) -> bool:

@@ -253,6 +253,19 @@ def test_that_nobody_launches_one_that_is_waited_for_is_logged_once(world):
     ]
 
 
+def test_one_that_its_parent_does_not_launch_is_in_nobodys_way_and_that_is_logged(world):
+    with structlog.testing.capture_logs() as logs:
+        world.lose(A, B)
+        world.pass_time(MISSED + 1)
+        world.demand.awaited(0, {"red": 0.0, "blue": 0.0})
+        world.pass_time(1)
+        assert world.asked == [], "nothing is heard of either"
+        world.hear(B)
+        world.pass_time(LOOK)
+    assert world.asked == [("run", B)]
+    assert A in [line["endpoint"] for line in logs if line["event"].startswith("nobody launches")]
+
+
 @pytest.mark.parametrize("phase", [ResidencyPhase.STARTING, ResidencyPhase.UP])
 def test_one_that_is_found_again_as_it_was_is_not_started_twice(world, phase):
     world.demand.awaited(0, {"red": 0.0})

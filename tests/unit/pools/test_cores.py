@@ -191,6 +191,26 @@ def test_an_endpoint_that_takes_no_traffic_stays_with_its_core(world: World) -> 
     assert (driver.events[-1], world.told[-1]) == (EndpointDown(A, "down: refused"), ("down", B))
 
 
+def test_one_with_another_name_serves_nothing_before_it_is_up_under_that(world: World) -> None:
+    driver = world.serves(A, identity("m"))
+    world.cores.down(A, "stopped")
+    world.cores.add(A, "m")
+    assert world.cores.driver_of(A) is driver
+    world.cores.add(A, "n")
+    assert (driver.events[-1], world.told[-1]) == (EndpointGone(A), ("gone", A))
+    assert (world.cores.serves(A), world.cores.name(A)) == (None, "n")
+    assert world.serves(A, identity("n")) is not driver
+
+
+def test_one_that_takes_traffic_serves_under_its_last_name_until_it_is_down(world: World) -> None:
+    driver = world.serves(A, identity("m"))
+    world.cores.add(A, "n")
+    assert world.cores.driver_of(A) is driver
+    world.cores.down(A, "stopped")
+    assert world.told[-2:] == [("down", A), ("gone", A)]
+    assert world.cores.serves(A) is None
+
+
 def test_what_is_to_leave_an_endpoint_or_to_end_is_told_to_the_front(world: World) -> None:
     world.cores.evacuate(A)
     world.cores.expire([RequestId(1), RequestId(2)])

@@ -1,3 +1,4 @@
+import sys
 from hashlib import sha256
 
 import pytest
@@ -97,6 +98,15 @@ def test_a_tier_launches_no_engine_that_only_one_of_its_gateways_would_reach(tmp
     check(Settings.model_validate({**named, "tier": tier}))
     with pytest.raises(ConfigurationError, match="`at` of its engine is for a `tier`"):
         check(Settings.model_validate(named))
+
+
+def test_an_engine_needs_a_python_that_is_there(tmp_path):
+    def described(python):
+        return Settings.model_validate({"models": [{"engine": {"model": "m", "python": str(python)}}]})
+
+    check(described(sys.executable))
+    with pytest.raises(ConfigurationError, match=r"model m: `python` of its engine is .*/none', which is no program"):
+        check(described(tmp_path / "none"))
 
 
 def test_the_files_of_an_engine_that_another_gateway_launches_are_not_looked_for(tmp_path):

@@ -25,6 +25,7 @@ def urls(settings):
 
 A, B, C, D = (engine(name, port) for name, port in zip("abcd", (1, 2, 3, 4), strict=True))
 OTHER = engine("other", 9, served="n")
+A_AS_N, OTHER_AS_M = engine("a", 1, served="n"), engine("other", 9)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,9 @@ OTHER = engine("other", 9, served="n")
         ([OTHER, A], [B], Change(replaced=((A, B),), removed=(OTHER,))),
         ([A], [OTHER], Change(replaced=((A, OTHER),))),
         ([A, OTHER], [B, C, OTHER], Change(replaced=((A, B),), added=(C,))),
+        ([A, OTHER], [OTHER_AS_M, A_AS_N], Change(taken_over=((OTHER, OTHER_AS_M), (A, A_AS_N)))),
+        ([B, A], [A_AS_N], Change(taken_over=((A, A_AS_N),), removed=(B,))),
+        ([B, A, OTHER], [A_AS_N, C], Change(taken_over=((A, A_AS_N),), replaced=((B, C),), removed=(OTHER,))),
     ],
 )
 def test_those_that_come_take_the_places_of_those_that_go(old, new, change):

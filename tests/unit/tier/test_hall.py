@@ -444,6 +444,13 @@ async def test_an_endpoint_that_only_a_front_knows_is_gone(world):
     assert await front.heard() == [Gone(EndpointId("gone")), More(), Welcome()]
 
 
+async def test_what_a_front_knows_of_an_endpoint_does_not_count_where_that_has_another_name_now(world):
+    world.cores.add(HERE, "n")
+    front = await world.join(known=[known()], skip=False)
+    assert await front.heard() == [Gone(HERE), More(), Welcome()]
+    assert HERE not in world.cores.known
+
+
 @pytest.mark.parametrize("late", [False, True])
 async def test_an_endpoint_that_does_not_answer_the_new_owner_is_down(world, late):
     if late:
