@@ -365,6 +365,7 @@ class Hall:
             self.launchers.left(before)
             before.line.cut()
             self._vacate(before)
+            self._state.left(message.front)  # it says anew who waits for an engine, if anybody does
         seat.front, seat.fronts = message.front, message.fronts
         self._seats[message.front] = seat
         self._answers.reports[seat.machine].came(message.front)

@@ -407,6 +407,14 @@ async def test_a_front_that_comes_back_before_it_was_missed_is_taken_over(world,
     assert world.monitors[HERE].requests == {ONE.request: {"streams": True, "evacuated": False, "started": True}}
 
 
+async def test_who_waited_for_an_engine_and_left_while_a_front_had_no_connection_is_not_waited_with(world, front):
+    front.say(Awaits({"m": 1.0}))
+    await turns()
+    assert world.awaited == {1: {"m": 1.0}}
+    await world.join(1)
+    assert world.awaited == {}
+
+
 async def test_what_ended_while_a_front_had_no_connection_is_free(world, front):
     front.say(Came("m", ONE), Came("m", TWO), Came("m", THREE))
     again = await world.join(1, waiting=[("m", THREE)])
