@@ -147,14 +147,14 @@ TRANSITIONS: dict[tuple[State, Trigger], State] = {
 class Lifecycle:
     """One program's life. `handle` is its only writer."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, *, was_ready: bool = False) -> None:
         self.state = State.STOPPED
         self.failures = 0
         """Failures in a row."""
         self.policy = policy
         self._due: float | None = None
         self._ready_since: float | None = None
-        self.was_ready = False
+        self.was_ready = was_ready
         """Whether it has ever been ready."""
 
     def handle(self, event: Event, now: float) -> list[Command]:

@@ -37,12 +37,14 @@ class Runner:
         on_event: Callable[[events.SupervisorEvent], None],
         probe: Probe,
         on_news: Callable[[str], None] = lambda _news: None,
+        *,
+        was_ready: bool = False,
     ) -> None:
         self.program = program
         self._on_news = on_news
         self._tell = on_event
         self._probe = probe
-        self._lifecycle = Lifecycle(program.policy)
+        self._lifecycle = Lifecycle(program.policy, was_ready=was_ready)
         self._inbox: asyncio.Queue[program_lifecycle.Event] = asyncio.Queue()
         self._due: float | None = None
         self._process: GuardedProcess | None = None

@@ -126,8 +126,8 @@ class Supervisor:
         return failure
 
     def launch(self, program: Program) -> None:
-        """Run one more program like those from the start, which are started again also if their first start fails."""
-        self._launch(program, self._on_event)
+        """Run a program that ran before. Should it not start, it is tried again as after a crash."""
+        self._launch(program, self._on_event, was_ready=True)
 
     def interrupt(self, name: str) -> None:
         """End a program that starts; its `add` returns."""
@@ -168,8 +168,10 @@ class Supervisor:
         (runner,) = (runner for runner in self._running if runner.program.name == name)
         return runner
 
-    def _launch(self, program: Program, on_event: Callable[[SupervisorEvent], None]) -> Runner:
-        runner = Runner(program, on_event, self._probe, lambda news: self._on_news(program, news))
+    def _launch(
+        self, program: Program, on_event: Callable[[SupervisorEvent], None], *, was_ready: bool = False
+    ) -> Runner:
+        runner = Runner(program, on_event, self._probe, lambda news: self._on_news(program, news), was_ready=was_ready)
         self._running[runner] = task = self._tasks.create_task(runner.run())
         task.add_done_callback(lambda _: self._changed.set())
         return runner

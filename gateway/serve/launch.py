@@ -108,6 +108,7 @@ def programs(
                 left.remove(program)
             else:
                 name = unused(_name(model, model.engine, number), taken)
+                taken.add(name)
                 spec = _spec(model, model.engine, (kind, executable), seat.gpus, name)
                 spec, choices, bounds = fitted(spec, model.engine, seat)
                 policy = _policy(model.engine)

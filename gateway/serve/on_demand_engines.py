@@ -20,6 +20,17 @@ _LOOK = 0.05
 _log = structlog.get_logger("kvgate.supervisor")
 
 
+def _answers(host: str, port: int) -> bool:
+    """Whether somebody listens at an address of this machine, frozen or not. The kernel knows at once."""
+    try:
+        socket.create_connection((host, port), timeout=_LOOK).close()
+    except TimeoutError:  # too many wait to be accepted
+        return True
+    except OSError:
+        return False
+    return True
+
+
 class _Held:
     """One engine, and its port, which is kept while it does not run: another program would take it."""
 
@@ -247,8 +258,13 @@ class Attendant:
         self._enter(held, ResidencyPhase.STARTING)
         if held.asleep and (await self._wake(held) or not held.wanted):
             return None
+        held.phase = ResidencyPhase.STARTING
+        await self._vacated(held)
+        if not held.wanted:
+            held.phase = ResidencyPhase.STOPPED
+            return None
         held.free_port()
-        held.phase, held.starting = ResidencyPhase.STARTING, True
+        held.starting = True
         try:
             failure = await self._supervisor.add(held.engine, needed=False)
         finally:
@@ -260,6 +276,21 @@ class Attendant:
         held.phase = ResidencyPhase.STOPPED
         held.keep_port()
         return None if asked_to_end else str(failure)
+
+    async def _vacated(self, held: _Held) -> None:
+        """Wait until nobody answers at the addresses of its place: engines of another kvgate that is about to go may.
+
+        At most as long as an engine may take to end: then the start itself says what is wrong.
+        """
+        there = [
+            other.engine.spec
+            for other in self._held.values()
+            if self._place(other.engine) == self._place(held.engine) and not other.asleep
+        ]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(held.engine.policy.stop_timeout):
+                while held.wanted and any(_answers(spec.host, spec.port) for spec in there):  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK)  # nobody tells when another process ends
 
     async def _wake(self, held: _Held) -> bool:
         """Wake it; if that fails, end it."""

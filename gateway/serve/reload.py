@@ -273,13 +273,13 @@ class Deployment:
         with self._attendant.going((*going, *change.removed)):
             for engine in change.added:
                 await self._start(engine)
-            await self._take_over(change.taken_over)
-            pending = list(change.replaced)
-            while pending:
-                old, new = pending.pop(0)
-                await self._replace(old, new, _meanwhile(gateways, pending), settings)
-            if not change.replaced:
-                await self._gateways.hand_over(gateways)
+            async with self._taking_over(change.taken_over):
+                pending = list(change.replaced)
+                while pending:
+                    old, new = pending.pop(0)
+                    await self._replace(old, new, _meanwhile(gateways, pending), settings)
+                if not change.replaced:
+                    await self._gateways.hand_over(gateways)
             for engine in change.removed:
                 await self._stop(engine)
         self._renew(engines)
@@ -291,13 +291,28 @@ class Deployment:
             if engine.on_demand:
                 self._attendant.renew(engine)
 
-    async def _take_over(self, pairs: Sequence[tuple[Engine, Engine]]) -> None:
-        """In a tier, where all reach an engine at its address: the old ones end, then the new ones may start."""
+    @contextlib.asynccontextmanager
+    async def _taking_over(self, pairs: Sequence[tuple[Engine, Engine]]) -> AsyncIterator[None]:
+        """In a tier, where all reach an engine at its address: the old ones end, then the new ones may start.
+
+        The old ones come back if the block fails before another gateway decides.
+        """
+        decides = self._gateways.running[0]
         for old, new in pairs:
             self._say(f"{old.name}: ends when nothing is on it; the next request starts {new.name}")
-        await asyncio.gather(*(self._stop(old) for old, _ in pairs))
-        for _, new in pairs:
-            await self._start(new)
+        await self._exchange(pairs)
+        try:
+            yield
+        except Exception:
+            if self._gateways.running[0] is decides:
+                await self._exchange([(new, old) for old, new in pairs])
+            raise
+
+    async def _exchange(self, pairs: Sequence[tuple[Engine, Engine]]) -> None:
+        """End the first of each pair, then have the second ones start on demand."""
+        await asyncio.gather(*(self._stop(engine) for engine, _ in pairs))
+        for _, engine in pairs:
+            await self._start(engine)
 
     async def _replace(self, old: Engine, new: Engine, gateways: list[Gateway], settings: Settings) -> None:
         why = None if new.on_demand else await self._no_surge(new, settings)
@@ -321,8 +336,12 @@ class Deployment:
             again = "starts on demand again" if old.on_demand else "started again as it was"
             self._say(f"{error}\n{old.name}: {again}")
             assert isinstance(was, Engine)  # noqa: S101 - it goes on as what it was started as
-            back = was if was.on_demand else moved(was, new.spec.port)
-            await self._start(back)
+            if (back := was).on_demand:
+                await self._start(back)
+            else:
+                back = moved(was, new.spec.port)
+                self.engines.append(back)
+                self._supervisor.launch(back)  # again and again, if what ended has yet to leave its memory
             await self._gateways.hand_over(_meanwhile(before, [(back, old)]))
             raise FailedError(STILL) from None
 

@@ -20,7 +20,7 @@ MOST_UNPROVEN = 256
 """Connections that are not proven yet. For each one more the oldest is cut, so silent strangers keep no member out: it
 proves itself within two round trips."""
 LOGGED_EVERY = 60.0
-"""Seconds between two lines about strangers, so that they fill no disk."""
+"""Seconds between two lines about strangers, or about one member, so that they fill no disk."""
 _BACKLOG = 100
 """Connections that are accepted in one turn of asyncio's event loop: less than `MOST_UNPROVEN`, so that each has a turn
 to be heard."""
@@ -175,6 +175,8 @@ class Entrance:
         self._unproven: dict[Channel, None] = {}
         """The oldest first."""
         self._logged_at = -LOGGED_EVERY
+        self._differed_at: dict[str, float] = {}
+        """When it was logged last of each member that it has other settings."""
 
     async def open(self, host: str, port: int) -> asyncio.Server:
         """Listen.
@@ -205,8 +207,10 @@ class Entrance:
     def proven(self, channel: Channel, peer: Peer) -> asyncio.Protocol:
         """See `Keeper`."""
         self._unproven.pop(channel, None)
-        if peer.differs:
-            _log.warning("a member has other settings than this one", member=peer.claim.member, differs=peer.differs)
+        member, now = peer.claim.member, asyncio.get_running_loop().time()
+        if peer.differs and now - self._differed_at.get(member, -LOGGED_EVERY) >= LOGGED_EVERY:
+            self._differed_at[member] = now
+            _log.warning("a member has other settings than this one", member=member, differs=peer.differs)
         return self._accept(peer)
 
     def failed(self, channel: Channel, why: Exception | None) -> None:

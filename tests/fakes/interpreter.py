@@ -5,7 +5,8 @@
 Of vLLM's arguments it takes those that are the fake's too. `--fake-fails TEXT` ends it with that error at once,
 `--fake-loads` has it load for ever and not hear SIGTERM, as vLLM while it loads weights, and `--fake-pids FILE` has it
 append its process id to a file when it starts. `--fake-slow FILE` has it begin after as many seconds as the file says,
-if it is there then, and `--fake-fails-by FILE` ends it with the error in that file.
+if it is there then, and `--fake-fails-by FILE` ends it with the error in that file; `--fake-fails-once FILE` likewise,
+and removes it.
 """
 
 import argparse
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--fake-pids", type=Path)
     parser.add_argument("--fake-slow", type=Path)
     parser.add_argument("--fake-fails-by", type=Path)
+    parser.add_argument("--fake-fails-once", type=Path)
     given, rest = parser.parse_known_args()
     if given.probe:  # whether it has vllm
         return
@@ -48,6 +50,10 @@ def main() -> None:
         time.sleep(float(given.fake_slow.read_text()))
     if given.fake_fails_by and given.fake_fails_by.exists():
         sys.exit(given.fake_fails_by.read_text())
+    if given.fake_fails_once and given.fake_fails_once.exists():
+        error = given.fake_fails_once.read_text()
+        given.fake_fails_once.unlink()
+        sys.exit(error)
     if given.fake_fails:
         sys.exit(given.fake_fails)
     if given.fake_loads:

@@ -153,11 +153,13 @@ async def test_settings_alone_and_then_a_surge_and_one_that_fails_cost_no_reques
     assert load.failures == []
 
 
-async def test_in_place_says_what_it_costs_and_a_failure_brings_the_old_one_back(launched):
+async def test_in_place_says_what_it_costs_and_a_failure_brings_the_old_one_back(launched, tmp_path):
+    """Though its own first start may fail, too: what ended before it may not have left all of its memory."""
     kvgate = launched(reload="in_place")
     (old,) = kvgate.engines()
     async with Load(kvgate.url) as load:
-        kvgate.configure(reload="in_place", args=["--max-num-seqs=100"])
+        fails_once = tmp_path / "fails-once"
+        kvgate.configure(reload="in_place", args=["--max-num-seqs=100", f"--fake-fails-once={fails_once}"])
         code, said = await asyncio.to_thread(kvgate.reload)
         assert code == 0, said
         assert "in_place, as the settings say: requests for fake wait about" in said
@@ -165,6 +167,7 @@ async def test_in_place_says_what_it_costs_and_a_failure_brings_the_old_one_back
         (new,) = kvgate.engines()
         assert new != old
 
+        fails_once.write_text("ValueError: still no")
         kvgate.configure(reload="in_place", args=["--fake-fails=ValueError: no"])
         code, said = await asyncio.to_thread(kvgate.reload)
         assert code == 1
@@ -172,6 +175,7 @@ async def test_in_place_says_what_it_costs_and_a_failure_brings_the_old_one_back
         assert "ValueError: no" in said
         await load.more(20)
     assert load.failures == []
+    assert not fails_once.exists()
     assert len(kvgate.engines()) == 1
     assert kvgate.kvgate.state()["endpoints"][0]["max_num_seqs"] == 100
 

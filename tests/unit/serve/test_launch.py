@@ -315,9 +315,10 @@ def test_two_engines_at_one_address_are_refused():
         Settings.model_validate({"models": [{"name": name, "engine": engine} for name in "ab"]})
 
 
-def test_two_engines_on_demand_of_one_model_have_a_place_each():
+def test_two_engines_on_demand_of_one_model_have_a_name_and_a_place_each():
     models = [{"name": "red", "engine": {"model": "org/m", "on_demand": True}}] * 2
     engines, (gateway,) = programs(Settings.model_validate({"models": models}), PYTHON)
+    assert [engine.name for engine in engines] == ["engine red", "engine red #2"]
     assert [engine.place for engine in engines] == ["model 1 red", "model 2 red"]
     assert [place_by(gateway, engine) for engine in engines] == ["model 1 red", "model 2 red"]
 

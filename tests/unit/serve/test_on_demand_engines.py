@@ -454,3 +454,30 @@ async def test_one_that_is_about_to_go_does_not_start_beside_one_in_its_place(wo
         attendant.obey(END, engine.spec.address)
         await settled()
     assert supervisor.done[1:] == [("remove", "engine m"), ("add", "engine old")]
+
+
+async def test_none_starts_while_the_engine_of_another_kvgate_answers_in_its_place(world, engine):
+    supervisor, attendant, told = world
+    other = replace(engine, name="engine n", spec=replace(engine.spec, port=free_port()))
+    attendant.add(other)
+    supervisor.ready.set()
+    with socket.create_server((other.spec.host, other.spec.port)):
+        for _ in range(2):
+            attendant.obey(RUN, engine.spec.address)
+            await asyncio.sleep(2 * LOOK)
+            assert (supervisor.done, told[-1].phase) == ([], ResidencyPhase.STARTING)
+            attendant.obey(END, engine.spec.address)
+            await asyncio.sleep(2 * LOOK)
+            assert told[-1].phase is ResidencyPhase.STOPPED
+        attendant.obey(RUN, engine.spec.address)
+        await asyncio.sleep(2 * LOOK)
+    await asyncio.sleep(2 * LOOK)
+    assert supervisor.done == [("add", "engine m")]
+
+
+async def test_what_answers_for_long_in_its_place_is_left_to_the_start_to_say(world, engine):
+    supervisor, attendant, _ = world
+    attendant.renew(replace(engine, policy=replace(engine.policy, stop_timeout=LOOK)))
+    with socket.create_server((engine.spec.host, engine.spec.port)):
+        attendant.obey(RUN, engine.spec.address)
+        await asyncio.wait_for(supervisor.begun.wait(), 10)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from engine.assembly import moved
 from engine.control import Reload
@@ -15,6 +16,7 @@ from gateway.config.engine import EngineSettings
 from gateway.config.settings import ModelSettings, ServerSettings, Settings
 from gateway.pools.launcher import EngineNews
 from gateway.serve.discovery import Discovery
+from gateway.serve.gateways import FailedError
 from gateway.serve.reload import Deployment
 from tests.ports import free_port
 
@@ -129,6 +131,43 @@ async def test_in_a_tier_one_front_talks_of_engines_as_any_gateway_may_decide(tm
         await deployment._stop(deployment.engines[0])
         assert any(parsed(line).leaves for _, line in supervisor.told), "others may have requests on it"
     finally:
+        deployment._close()
+
+
+async def test_engines_at_the_addresses_of_others_make_room_for_these_if_no_gateway_takes_over(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVGATE_CACHE", str(tmp_path))
+    (tmp_path / "key").write_text("0123456789abcdef" * 2)
+    (tmp_path / "key").chmod(0o600)
+    ports = [free_port(), free_port()]
+
+    def described(*names):
+        engine = {"model": "org/m", "python": sys.executable, "on_demand": True}
+        models = [
+            {"name": name, "engine": engine | {"at": f"127.0.0.1:{port}"}}
+            for name, port in zip(names, ports, strict=True)
+        ]
+        tier = {"redis": "redis://h", "advertise": "127.0.0.1:1", "key_file": tmp_path / "key"}
+        server = {"host": "127.0.0.1", "port": 0, "shutdown_timeout": 0.1}
+        return Settings.model_validate({"server": server, "models": models, "tier": tier})
+
+    settings, said = described("red", "blue"), []
+    deployment = Deployment(Discovery(settings), lambda *_: settings, lambda _: None, said.append)
+    deployment._supervisor = deployment._attendant._supervisor = Told()
+    before = list(deployment.engines)
+
+    async def fails(gateways):
+        assert [engine.spec.served_name for engine in deployment.engines] == ["blue", "red"]
+        raise FailedError("no owner starts")
+
+    monkeypatch.setattr(deployment._gateways, "hand_over", fails)
+    try:
+        settings = described("blue", "red")
+        with pytest.raises(FailedError):
+            await deployment._change(settings, *deployment._described(settings))
+        assert deployment.engines == before
+        assert [held.engine for held in deployment._attendant._held.values()] == before
+    finally:
+        deployment._attendant.close()
         deployment._close()
 
 
