@@ -134,8 +134,7 @@ def overload(window: Browser, crowd: Crowd) -> None:
         window.until(lambda: any(rule.says_no in window.text(".engine .why") for rule in RULES if rule.closes))
         window.until_headline("waiting")
         window.until(lambda: int(window.text("#models .facts dd span")) > 0)
-        flow = window.text("#models tbody tr")
-        assert "127.0.0.1" in flow
+        window.until(lambda: "127.0.0.1" in window.text("#models tbody tr"))  # what waits may be let in meanwhile
         window.until(lambda: {"running", "waiting"} <= set(phases(window)))
 
 

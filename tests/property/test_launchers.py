@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from engine.diagnosis.sign import Diagnosis
 from engine.events import BecameReady
+from engine.program_lifecycle import Policy
 from gateway.admission.events import ResidencyPhase
 from gateway.app.engine_demand import LOOK, EngineDemand
 from gateway.app.parent import END, RUN
@@ -188,6 +189,7 @@ class Tier(RuleBasedStateMachine):
                 history=None,
                 place="card" if self.guarded else name,
                 shares=False,
+                policy=Policy(),
                 spec=SimpleNamespace(address=name, host="127.0.0.1", port=0, gpus=()),
             )
             self.attendant.add(engine)
