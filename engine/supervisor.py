@@ -49,8 +49,6 @@ class Supervisor:
         self._running: dict[Runner, asyncio.Task[State]] = {}
         """The programs to run, including those given up."""
         self._leaving: dict[Runner, asyncio.Task[State]] = {}
-        self._spare: set[Runner] = set()
-        """Those that the others can do without."""
         self._ending: set[Role] = set()
         """Roles whose programs end for good."""
         self._changed = asyncio.Event()
@@ -97,11 +95,11 @@ class Supervisor:
             self._changing = False
             self._changed.set()
 
-    async def add(self, program: Program, *, needed: bool = True) -> Diagnosis | None:
+    async def add(self, program: Program) -> Diagnosis | None:
         """Run one more program. Returns None when it is ready. If its first start fails, drop it and return why.
 
-        Call it only while `run` runs. When cancelled, the program stays. `needed`: whether a role without it counts as
-        one that nobody fills. While all of its role end, it is not run: nobody would end it.
+        Call it only while `run` runs. When cancelled, the program stays. While all of its role end, it is not run:
+        nobody would end it.
         """
         if program.role in self._ending:
             return Diagnosis("kvgate is stopping.")
@@ -117,9 +115,7 @@ class Supervisor:
                 case BecameReady() | Retrying() | GaveUp() | Stopped() if not outcome.done():
                     outcome.set_result(None if isinstance(event, BecameReady) else crash)
 
-        runner = self._launch(program, tell)
-        if not needed:
-            self._spare.add(runner)
+        self._launch(program, tell)
         failure = await outcome
         if failure is not None:
             await self.remove(program.name)
@@ -142,7 +138,6 @@ class Supervisor:
         runner.stop(by)
         await asyncio.wait([task])
         del self._leaving[runner]
-        self._spare.discard(runner)
 
     def become(self, name: str, program: Program, line: bytes) -> bool:
         """Turn a program into another one of the same name, see `Runner.become`."""
@@ -193,5 +188,4 @@ class Supervisor:
     def _unfilled(self) -> bool:
         """Whether a role that had a program has none left."""
         filled = {runner.program.role for runner, task in self._running.items() if not task.done()}
-        needed = {runner.program.role for runner in self._running.keys() - self._spare}
-        return any(not self._coming(role) for role in needed - filled)
+        return any(not self._coming(role) for role in {runner.program.role for runner in self._running} - filled)

@@ -195,7 +195,8 @@ class EngineDemand:
                 self._parent.end(endpoint)
         engines = []
         for endpoint, known in self._engines.items():
-            if not (known.heard or known.missed) and now > known.since + MISSED and self._waits_since(endpoint):
+            missed = not (known.heard or known.missed) and now > known.since + MISSED
+            if missed and self._waits_since(endpoint) is not None:
                 known.missed = True
                 _log.error("nobody launches an engine that a request waits for", endpoint=endpoint, help=_LAUNCH)
             engine = self._engine(endpoint)

@@ -266,7 +266,7 @@ class Attendant:
         held.free_port()
         held.starting = True
         try:
-            failure = await self._supervisor.add(held.engine, needed=False)
+            failure = await self._supervisor.add(held.engine)
         finally:
             held.starting = False
         if failure is None:

@@ -336,10 +336,10 @@ class Deployment:
             again = "starts on demand again" if old.on_demand else "started again as it was"
             self._say(f"{error}\n{old.name}: {again}")
             assert isinstance(was, Engine)  # noqa: S101 - it goes on as what it was started as
-            if (back := was).on_demand:
+            back = was if was.on_demand else moved(was, new.spec.port)
+            if back.on_demand:
                 await self._start(back)
             else:
-                back = moved(was, new.spec.port)
                 self.engines.append(back)
                 self._supervisor.launch(back)  # again and again, if what ended has yet to leave its memory
             await self._gateways.hand_over(_meanwhile(before, [(back, old)]))

@@ -174,9 +174,8 @@ class Entrance:
         self._accept = accept
         self._unproven: dict[Channel, None] = {}
         """The oldest first."""
-        self._logged_at = -LOGGED_EVERY
-        self._differed_at: dict[str, float] = {}
-        """When it was logged last of each member that it has other settings."""
+        self._logged_at: dict[str | None, float] = {}
+        """By member; None: of strangers."""
 
     async def open(self, host: str, port: int) -> asyncio.Server:
         """Listen.
@@ -207,10 +206,8 @@ class Entrance:
     def proven(self, channel: Channel, peer: Peer) -> asyncio.Protocol:
         """See `Keeper`."""
         self._unproven.pop(channel, None)
-        member, now = peer.claim.member, asyncio.get_running_loop().time()
-        if peer.differs and now - self._differed_at.get(member, -LOGGED_EVERY) >= LOGGED_EVERY:
-            self._differed_at[member] = now
-            _log.warning("a member has other settings than this one", member=member, differs=peer.differs)
+        if peer.differs and self._logs(peer.claim.member):
+            _log.warning("a member has other settings than this one", member=peer.claim.member, differs=peer.differs)
         return self._accept(peer)
 
     def failed(self, channel: Channel, why: Exception | None) -> None:
@@ -220,10 +217,16 @@ class Entrance:
             _log.error("a member of the tier is not served", address=channel.address, reason=str(why))
             return
         self.strangers += 1
-        now = asyncio.get_running_loop().time()
-        if isinstance(why, SealError) and now - self._logged_at >= LOGGED_EVERY:
-            self._logged_at = now
+        if isinstance(why, SealError) and self._logs(None):
             _log.warning("not served", address=channel.address, reason=str(why), strangers=self.strangers)
+
+    def _logs(self, member: str | None) -> bool:
+        """Whether a line about a member, or about strangers, is due; if so, it is taken as written."""
+        now = asyncio.get_running_loop().time()
+        is_due = now - self._logged_at.get(member, -LOGGED_EVERY) >= LOGGED_EVERY
+        if is_due:
+            self._logged_at[member] = now
+        return is_due
 
 
 class _Call:

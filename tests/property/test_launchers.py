@@ -54,8 +54,7 @@ class Supervisor:
         self.processes: dict[str, Process] = {}
         self.attendant: Attendant
 
-    async def add(self, engine: Any, *, needed: bool) -> Diagnosis | None:
-        assert not needed
+    async def add(self, engine: Any) -> Diagnosis | None:
         if self.processes:
             self._tier.failed.append(f"{engine.name} starts beside {[*self.processes]}")
         process = self.processes[engine.name] = Process()

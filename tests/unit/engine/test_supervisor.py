@@ -158,7 +158,7 @@ async def test_while_engines_come_and_go_one_that_is_given_up_ends_nothing() -> 
     bad = program("bad", "import sys; sys.exit('x: error: unrecognized arguments: --x')", url="http://127.0.0.1:1/")
     async with running(bad, server("g", Role.GATEWAY), coming=lambda role: role is Role.ENGINE) as at_work:
         await at_work.until(events.GaveUp, "bad")
-        assert await at_work.supervisor.add(server("e"), needed=False) is None
+        assert await at_work.supervisor.add(server("e")) is None
         await at_work.supervisor.remove("e")
         assert not at_work.task.done()
         at_work.stop.set()
@@ -431,16 +431,16 @@ async def test_a_program_goes_on_as_another_and_a_restart_is_that_one() -> None:
         assert printed[:3] == ["began one", "heard two", "began two"]
 
 
-async def test_one_that_is_not_needed_may_go_and_its_start_may_be_broken_off() -> None:
-    async with running(server("g", Role.GATEWAY)) as at_work:
+async def test_one_that_comes_and_goes_may_go_and_its_start_may_be_broken_off() -> None:
+    async with running(server("g", Role.GATEWAY), coming=lambda role: role is Role.ENGINE) as at_work:
         await at_work.until(events.BecameReady)
-        assert await at_work.supervisor.add(server("e"), needed=False) is None
+        assert await at_work.supervisor.add(server("e")) is None
         await at_work.supervisor.remove("e")
         never = program("never", "import time; time.sleep(60)", url="http://127.0.0.1:9/")
-        adding = asyncio.create_task(at_work.supervisor.add(never, needed=False))
+        adding = asyncio.create_task(at_work.supervisor.add(never))
         await at_work.until(events.Launched, "never")
         at_work.supervisor.interrupt("never")
         assert str(await asyncio.wait_for(adding, BOUND)).startswith("It was stopped before it was ready")
         dies = program("dies", "import sys; sys.exit(1)", url="http://127.0.0.1:9/")
-        assert await at_work.supervisor.add(dies, needed=False) is not None
+        assert await at_work.supervisor.add(dies) is not None
         assert not at_work.task.done()

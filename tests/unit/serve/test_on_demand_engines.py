@@ -28,8 +28,7 @@ class Supervisor:
         self.failure = None
         self.begun, self.ready = asyncio.Event(), asyncio.Event()
 
-    async def add(self, engine, *, needed):
-        assert not needed
+    async def add(self, engine):
         self.done.append(("add", engine.name))
         self.begun.set()
         await self.ready.wait()

@@ -101,19 +101,24 @@ class Told:
         """It has ended."""
 
 
-async def test_in_a_tier_one_front_talks_of_engines_as_any_gateway_may_decide(tmp_path, monkeypatch):
-    monkeypatch.setenv("KVGATE_CACHE", str(tmp_path))
+def of_a_tier(tmp_path, engines):
+    """Settings with engines on demand, by their models' names at these addresses."""
     (tmp_path / "key").write_text("0123456789abcdef" * 2)
     (tmp_path / "key").chmod(0o600)
-    at = f"127.0.0.1:{free_port()}"
-    engine = {"model": "org/m", "python": "/python", "on_demand": True, "at": at}
-    settings = Settings.model_validate(
+    engine = {"model": "org/m", "python": "/python", "on_demand": True}
+    return Settings.model_validate(
         {
             "server": {"host": "127.0.0.1", "port": 0, "workers": 2, "shutdown_timeout": 0.1},
-            "models": [{"name": "m", "engine": engine}],
+            "models": [{"name": name, "engine": {**engine, "at": at}} for name, at in engines.items()],
             "tier": {"redis": "redis://h", "advertise": f"127.0.0.1:{free_port()}", "key_file": tmp_path / "key"},
         }
     )
+
+
+async def test_in_a_tier_one_front_talks_of_engines_as_any_gateway_may_decide(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVGATE_CACHE", str(tmp_path))
+    at = f"127.0.0.1:{free_port()}"
+    settings = of_a_tier(tmp_path, {"m": at})
     deployment = Deployment(Discovery(settings), lambda *_: settings, lambda _: None, lambda _: None)
     deployment._supervisor = deployment._attendant._supervisor = supervisor = Told()
     try:
@@ -136,22 +141,9 @@ async def test_in_a_tier_one_front_talks_of_engines_as_any_gateway_may_decide(tm
 
 async def test_engines_at_the_addresses_of_others_make_room_for_these_if_no_gateway_takes_over(tmp_path, monkeypatch):
     monkeypatch.setenv("KVGATE_CACHE", str(tmp_path))
-    (tmp_path / "key").write_text("0123456789abcdef" * 2)
-    (tmp_path / "key").chmod(0o600)
-    ports = [free_port(), free_port()]
-
-    def described(*names):
-        engine = {"model": "org/m", "python": sys.executable, "on_demand": True}
-        models = [
-            {"name": name, "engine": engine | {"at": f"127.0.0.1:{port}"}}
-            for name, port in zip(names, ports, strict=True)
-        ]
-        tier = {"redis": "redis://h", "advertise": "127.0.0.1:1", "key_file": tmp_path / "key"}
-        server = {"host": "127.0.0.1", "port": 0, "shutdown_timeout": 0.1}
-        return Settings.model_validate({"server": server, "models": models, "tier": tier})
-
-    settings, said = described("red", "blue"), []
-    deployment = Deployment(Discovery(settings), lambda *_: settings, lambda _: None, said.append)
+    one, other = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    settings = of_a_tier(tmp_path, {"red": one, "blue": other})
+    deployment = Deployment(Discovery(settings), lambda *_: settings, lambda _: None, lambda _: None)
     deployment._supervisor = deployment._attendant._supervisor = Told()
     before = list(deployment.engines)
 
@@ -161,7 +153,7 @@ async def test_engines_at_the_addresses_of_others_make_room_for_these_if_no_gate
 
     monkeypatch.setattr(deployment._gateways, "hand_over", fails)
     try:
-        settings = described("blue", "red")
+        settings = of_a_tier(tmp_path, {"blue": one, "red": other})
         with pytest.raises(FailedError):
             await deployment._change(settings, *deployment._described(settings))
         assert deployment.engines == before

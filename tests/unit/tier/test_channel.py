@@ -385,7 +385,7 @@ async def test_strangers_fill_no_log(owner):
         for _ in range(20):
             await (await Stranger.at(owner.port, bytes(PROOF))).end()
     assert len(logs) == 1
-    owner.entrance._logged_at -= LOGGED_EVERY
+    owner.entrance._logged_at[None] -= LOGGED_EVERY
     with structlog.testing.capture_logs() as logs:
         await (await Stranger.at(owner.port, bytes(PROOF))).end()
     assert [entry["strangers"] for entry in logs] == [21]
