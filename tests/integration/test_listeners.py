@@ -157,6 +157,9 @@ def test_a_certificate_changes_while_the_openai_sdk_streams(tmp_path: Path, engi
 
         held, streams, came, enough = sdk(TRUSTING), sdk(TRUSTING), [], threading.Event()
         assert held.models.list().data[0].id == "fake"
+        # While one of them starts, a reload replaces all gateway processes instead, and their connections end.
+        processes = {"1": 0, "2": 3}[workers]
+        assert eventually(lambda: kvgate.log.read_text().count(": ready after") == processes)
 
         def stream() -> None:
             answer = streams.chat.completions.create(
