@@ -6,38 +6,32 @@ change live, and what the others need.
 
 import asyncio
 import contextlib
-import os
 import signal
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.assembly import moved
 from engine.cache import SetupError
 from engine.control import Reload, Say, control
-from engine.events import BecameReady, Crashed, LinePrinted, Stopped, SupervisorEvent
-from engine.host_memory import free_bytes
-from engine.nvml import gpus
+from engine.events import Crashed, LinePrinted, Stopped, SupervisorEvent
 from engine.program import Engine, Program, Role
 from engine.supervisor import Supervisor
-from gateway.app.parent import END, RUN, as_line
+from gateway.app.parent import END, RUN
 from gateway.config.errors import ConfigurationError
 from gateway.config.reloadable import ANSWER, FIXED, SettingsChange
 from gateway.config.settings import Settings
 from gateway.config.tls import clients_context
-from gateway.pools.launcher import EngineEnded, EngineNews
 from gateway.runtime.failure import USAGE_ERROR
 from gateway.runtime.interrupts import early, has_terminal
 from gateway.serve.checks import preflight
 from gateway.serve.discovery import Discovery
+from gateway.serve.engines import Engines
 from gateway.serve.gateways import STILL, FailedError, Gateways
 from gateway.serve.hang_restarts import Hangs
-from gateway.serve.launch import Gateway, agrees, programs, served_name, telling
-from gateway.serve.on_demand_engines import Attendant
+from gateway.serve.launch import Gateway, agrees, programs, telling
 from gateway.serve.owner_socket import OwnerSocket, expect_free
 from gateway.serve.processes import is_cut, worker_count
-from gateway.serve.rollout import Change, fronting, knows, notice, serves
 from gateway.server.last_call import BACKLOG, last_call
 from gateway.server.server import bind_all, close_all, port_of
 from gateway.tier.key_file import tier_key
@@ -65,7 +59,7 @@ class Deployment:
         python: interpreter with vllm for engines that name none; None to set one up now.
 
     Attributes:
-        engines: the engines that run now.
+        engines: its engines.
 
     Raises:
         ConfigurationError: the settings cannot be used.
@@ -93,28 +87,21 @@ class Deployment:
         self._owner = OwnerSocket(worker_count(settings), tier_key(settings.tier))
         try:
             owner = self._owner if is_cut(settings) else None
-            self.engines, gateways = programs(settings, python, self._sockets, owner=owner)
+            engines, gateways = programs(settings, python, self._sockets, owner=owner)
         except BaseException:
             self._close()
             raise
         if settings.tier.redis is None:  # in a tier another gateway serves, so nobody is to wait for the start of this
             for listening in self._sockets:
                 listening.listen(BACKLOG)
-        self._hangs = Hangs(self._at)
-        always = [engine for engine in self.engines if not engine.on_demand]
+        always = [engine for engine in engines if not engine.on_demand]
         self._supervisor = Supervisor(
             [*always, *gateways], self._on_event, self._on_news, self._on_ended, self._come_and_go
         )
-        self._gateways = Gateways(gateways, self._supervisor, self._say, self._say_of_engines)
-        self._attendant = Attendant(self._supervisor, self._on_engine, self._gateways.place)
-        for engine in self.engines:
-            if engine.on_demand:
-                self._attendant.add(engine)
+        self._gateways = Gateways(gateways, self._supervisor, self._say, self._succeeded)
+        self.engines = Engines(engines, self._supervisor, self._gateways, self._say)
+        self._hangs = Hangs(self.engines.at)
         self._last_call: asyncio.Task[None] | None = None
-        self._ended: dict[str, EngineEnded] = {}
-        """Of each engine that ended by itself and is not ready again, by its program's name."""
-        self._took: dict[str, float] = {}
-        """Seconds of an engine's last start, by its program's name."""
         self._reloading: asyncio.Task[int] | None = None
         self._once_more = False
         """Whether SIGHUP came during a reload, which may have read the settings before it."""
@@ -146,7 +133,7 @@ class Deployment:
             loop.remove_signal_handler(signal.SIGHUP)
             if self._last_call is not None:
                 await self._last_call
-            self._attendant.close()
+            self.engines.close()
             self._close()
 
     async def reload(self, request: Reload, say: Say) -> int:
@@ -197,8 +184,7 @@ class Deployment:
             return USAGE_ERROR
         except Exception as error:  # noqa: BLE001 - whatever it was, engines that no gateway knows must not stay
             self._say(str(error) if isinstance(error, FailedError) else f"The reload broke off: {error!r}\n{STILL}")
-            for engine in [engine for engine in self.engines if not knows(self._gateways.settings, engine)]:
-                await self._stop(engine)
+            await self.engines.end_unknown()
             return _FAILED
         self._discovery.follow(given, settings)
         for line in told:
@@ -215,14 +201,14 @@ class Deployment:
 
     def _programs(self, settings: Settings) -> tuple[list[Engine], list[Gateway]]:
         engines, gateways = self._described(settings)
-        if any(engine not in self.engines for engine in engines):
+        if any(engine not in self.engines.running for engine in engines):
             preflight(settings)
         return engines, gateways
 
     def _described(self, settings: Settings) -> tuple[list[Engine], list[Gateway]]:
         """The programs of some settings. Where an owner decides, one does as long as this runs."""
         owner = self._owner if self._gateways.is_owned or is_cut(settings) else None
-        return programs(settings, self._python, self._sockets, self.engines, owner)
+        return programs(settings, self._python, self._sockets, self.engines.running, owner)
 
     async def _discovered(self, settings: Settings) -> None:
         """Have the running gateways go by other endpoints; engines and gateways stay.
@@ -245,12 +231,9 @@ class Deployment:
         """
         before = self._gateways.running
         change = SettingsChange.between(before[0].settings, gateways[0].settings)
-        same_engines = len(engines) == len(self.engines) and all(engine in self.engines for engine in engines)
-        if not same_engines or change.later or before[0].described != gateways[0].described:
+        if not self.engines.are(engines) or change.later or before[0].described != gateways[0].described:
             return False
         if not agrees(before[0], gateways[0]):
-            return False
-        if any(self._gave_up(engine) for engine in engines):
             return False
         try:
             await self._gateways.become(gateways)
@@ -263,125 +246,9 @@ class Deployment:
     async def _change(self, settings: Settings, engines: list[Engine], gateways: list[Gateway]) -> None:
         if await self._go_by(engines, gateways):
             return
-        for engine in [kept for kept in engines if kept in self.engines]:
-            if self._gave_up(engine):
-                await self._stop(engine)
         if len(gateways) > len(self._gateways.running):
             await self._gateways.divide(self._sockets, self._owner)
-        change = Change.between(self.engines, engines)
-        going = [old for old, _ in (*change.taken_over, *change.replaced)]
-        with self._attendant.going((*going, *change.removed)):
-            for engine in change.added:
-                await self._start(engine)
-            async with self._taking_over(change.taken_over):
-                pending = list(change.replaced)
-                while pending:
-                    old, new = pending.pop(0)
-                    await self._replace(old, new, _meanwhile(gateways, pending), settings)
-                if not change.replaced:
-                    await self._gateways.hand_over(gateways)
-            for engine in change.removed:
-                await self._stop(engine)
-        self._renew(engines)
-
-    def _renew(self, engines: Sequence[Engine]) -> None:
-        """Go by the new descriptions of engines that go on: they may have other places, and share what they have."""
-        self.engines = [next((new for new in engines if new == old), old) for old in self.engines]
-        for engine in self.engines:
-            if engine.on_demand:
-                self._attendant.renew(engine)
-
-    @contextlib.asynccontextmanager
-    async def _taking_over(self, pairs: Sequence[tuple[Engine, Engine]]) -> AsyncIterator[None]:
-        """In a tier, where all reach an engine at its address: the old ones end, then the new ones may start.
-
-        The old ones come back if the block fails before another gateway decides.
-        """
-        decides = self._gateways.running[0]
-        for old, new in pairs:
-            self._say(f"{old.name}: ends when nothing is on it; the next request starts {new.name}")
-        await self._exchange(pairs)
-        try:
-            yield
-        except Exception:
-            if self._gateways.running[0] is decides:
-                await self._exchange([(new, old) for old, new in pairs])
-            raise
-
-    async def _exchange(self, pairs: Sequence[tuple[Engine, Engine]]) -> None:
-        """End the first of each pair, then have the second ones start on demand."""
-        await asyncio.gather(*(self._stop(engine) for engine, _ in pairs))
-        for _, engine in pairs:
-            await self._start(engine)
-
-    async def _replace(self, old: Engine, new: Engine, gateways: list[Gateway], settings: Settings) -> None:
-        why = None if new.on_demand else await self._no_surge(new, settings)
-        if why is None:
-            how = "starts on demand" if new.on_demand else "starts beside it and takes over when it is ready"
-            self._say(f"{old.name}: surge: a new engine {how}")
-            await self._start(new)
-            await self._gateways.hand_over(gateways)
-            await self._stop(old)
-            return
-        others = sum(serves(engine) == serves(old) for engine in self.engines) - 1
-        patience = settings.admission.queue.no_endpoint_ttl
-        said = notice(old, others=others, took=self._took.get(old.name), patience=patience)
-        self._say(f"{old.name}: in_place, as {why}: {said}")
-        before, was = self._gateways.running, old if old.on_demand else self._supervisor.program(old.name)
-        await self._gateways.hand_over(gateways)
-        await self._stop(old)
-        try:
-            await self._start(new)
-        except FailedError as error:
-            again = "starts on demand again" if old.on_demand else "started again as it was"
-            self._say(f"{error}\n{old.name}: {again}")
-            assert isinstance(was, Engine)  # noqa: S101 - it goes on as what it was started as
-            back = was if was.on_demand else moved(was, new.spec.port)
-            if back.on_demand:
-                await self._start(back)
-            else:
-                self.engines.append(back)
-                self._supervisor.launch(back)  # again and again, if what ended has yet to leave its memory
-            await self._gateways.hand_over(_meanwhile(before, [(back, old)]))
-            raise FailedError(STILL) from None
-
-    async def _no_surge(self, new: Engine, settings: Settings) -> str | None:
-        """Why an engine has to wait for the end of the one it replaces; None if it need not."""
-        chosen = {served_name(model): model.engine.reload for model in settings.models if model.engine is not None}[
-            serves(new)
-        ]
-        if chosen == "auto":
-            return await asyncio.to_thread(_shortage, new)
-        return None if chosen == "surge" else "the settings say"
-
-    async def _start(self, engine: Engine) -> None:
-        self.engines.append(engine)
-        if engine.on_demand:
-            self._attendant.add(engine)
-            return
-        failure = await self._supervisor.add(engine)
-        if failure is not None:
-            self.engines.remove(engine)
-            raise FailedError(f"{engine.name} does not start. {failure}\n{STILL}")
-
-    async def _stop(self, engine: Engine) -> None:
-        self.engines.remove(engine)
-        if engine.on_demand:
-            await self._leave(engine)
-            await self._attendant.remove(engine)
-        else:
-            await self._supervisor.remove(engine.name)
-
-    async def _leave(self, *engines: Engine) -> None:
-        """In a tier, have requests of other gateways leave engines that are to end."""
-        settings = self._gateways.settings
-        if settings.tier.redis is not None:
-            within = settings.server.shutdown_timeout
-            await asyncio.gather(*(self._attendant.leave(engine, within) for engine in engines))
-
-    def _gave_up(self, engine: Engine) -> bool:
-        """Whether an engine will not be started again. One on demand always may."""
-        return not engine.on_demand and self._supervisor.gave_up(engine.name)
+        await self.engines.become(engines, gateways, settings)
 
     async def _supervise(self, stop: asyncio.Event) -> int:
         """Run the supervisor. At its end, a reload under way is given up first."""
@@ -398,7 +265,7 @@ class Deployment:
                 self._reloading.cancel()
                 await asyncio.wait([self._reloading])
             if not supervising.done():
-                await self._leave(*self.engines)
+                await self.engines.leave()
             ending.set()
             return await supervising
         finally:
@@ -420,9 +287,6 @@ class Deployment:
                 self._say(f"`kvgate reload` cannot reach this kvgate, but SIGHUP can: {error}")
             yield
 
-    def _at(self, where: str) -> Program | None:
-        return next((engine for engine in self.engines if engine.spec.address == where), None)
-
     def _on_news(self, gateway: Program, news: str) -> None:
         kind, _, rest = news.partition(" ")
         if kind == ANSWER:
@@ -430,13 +294,9 @@ class Deployment:
             return
         if kind in {RUN, END}:
             if gateway.name == self._gateways.voice:  # one that leaves decides no more
-                self._attendant.obey(kind, rest)
+                self.engines.obey(kind, rest)
             return
         self._hangs.on_news(gateway, news, _now())
-
-    def _on_engine(self, news: EngineNews | EngineEnded) -> None:
-        """Tell the process that decides, or knows who does. One that starts is told all when it is up."""
-        self._supervisor.tell(self._gateways.voice, as_line(news))
 
     async def _look_for_hangs(self) -> None:
         while True:
@@ -448,31 +308,14 @@ class Deployment:
         self._hangs.on_event(event, _now())
         if isinstance(event, Crashed | Stopped):
             self._gateways.answered(event.program, None)  # the next one starts with the settings it was given
-        if isinstance(event, BecameReady):
-            self._took[event.program] = event.seconds
-            if event.program == self._gateways.voice:
-                self._say_of_engines()
-        self._note_end(event)
-        self._attendant.on_event(event)
+        self.engines.on_event(event)
         self._tell(event)
         if self._hears is not None and not isinstance(event, LinePrinted):
             self._hears(str(event))
 
-    def _say_of_engines(self) -> None:
-        """Tell a process that has just begun to say which engines run."""
-        self._attendant.say_all()
-        for ended in self._ended.values():
-            self._on_engine(ended)
-
-    def _note_end(self, event: SupervisorEvent) -> None:
-        """Tell the process that decides why an engine ended, and when it is ready again."""
-        engine = next((engine for engine in self.engines if engine.name == event.program), None)
-        match event:
-            case Crashed(program, why) if engine is not None:
-                self._ended[program] = EngineEnded(engine.spec.address, why.cause, why.remedy or None)
-                self._on_engine(self._ended[program])
-            case BecameReady(program) | Stopped(program) if (ended := self._ended.pop(program, None)) is not None:
-                self._on_engine(EngineEnded(ended.address))
+    def _succeeded(self) -> None:
+        """Tell the process that says from now on which engines run."""
+        self.engines.say_all()
 
     def _on_ended(self, role: Role) -> None:
         """Who comes after the last gateway of its port has ended does not wait for the end of all else."""
@@ -481,7 +324,7 @@ class Deployment:
 
     def _come_and_go(self, role: Role) -> bool:
         """Whether programs of a role do: an engine that cannot run is no reason to end while others start on demand."""
-        return role is Role.ENGINE and any(engine.on_demand for engine in self.engines)
+        return role is Role.ENGINE and self.engines.come_and_go
 
     def _tls(self) -> ssl.SSLContext | None:
         """Of the clients, as far as its files can be read now."""
@@ -497,16 +340,6 @@ class Deployment:
     def _close(self) -> None:
         close_all(self._sockets)
         self._owner.close()
-
-
-def _meanwhile(gateways: Sequence[Gateway], pending: Sequence[tuple[Engine, Engine]]) -> list[Gateway]:
-    """The gateways while the old engine of each pair still serves in place of the new one."""
-    return [telling(gateway, fronting(gateway.settings, pending)) for gateway in gateways]
-
-
-def _shortage(engine: Engine) -> str | None:
-    """Why an engine has no room beside the running ones; None if it has."""
-    return engine.spec.kind.shortage(engine.spec, os.environ, gpus(), free_bytes())
 
 
 def _now() -> float:

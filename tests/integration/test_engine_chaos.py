@@ -160,7 +160,7 @@ async def test_a_surge_and_kills_at_random_hurt_only_the_streams_on_the_engine(
     def engine() -> int:
         """The port of the engine that started last."""
         launched = [event.program for event in told if isinstance(event, Launched) and "engine" in event.program]
-        return next(one.spec.port for one in deployment.engines if one.name == launched[-1])
+        return next(one.spec.port for one in deployment.engines.running if one.name == launched[-1])
 
     try:
         await until(ready, timeout=START)

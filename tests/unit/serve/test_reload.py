@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from engine.assembly import moved
 from engine.control import Reload
@@ -16,7 +15,7 @@ from gateway.config.engine import EngineSettings
 from gateway.config.settings import ModelSettings, ServerSettings, Settings
 from gateway.pools.launcher import EngineNews
 from gateway.serve.discovery import Discovery
-from gateway.serve.gateways import FailedError
+from gateway.serve.engines import Engines
 from gateway.serve.reload import Deployment
 from tests.ports import free_port
 
@@ -30,17 +29,21 @@ def deployed(tmp_path, load, said):
 
 
 async def test_a_reload_that_breaks_off_says_so_and_ends_what_no_gateway_knows(tmp_path, monkeypatch):
-    async def breaks(self, _settings, engines, _gateway):
-        self.engines.append(replace(moved(engines[0], 1), name="new"))
+    async def breaks(self, engines, _gateways, _settings):
+        self.running.append(replace(moved(engines[0], 1), name="new"))
         raise RuntimeError("a defect")
+
+    async def cannot(*_):
+        return False
 
     stopped = []
 
     async def stop(_self, engine):
         stopped.append(engine.name)
 
-    monkeypatch.setattr(Deployment, "_change", breaks)
-    monkeypatch.setattr(Deployment, "_stop", stop)
+    monkeypatch.setattr(Deployment, "_go_by", cannot)
+    monkeypatch.setattr(Engines, "become", breaks)
+    monkeypatch.setattr(Engines, "_stop", stop)
     said, heard = [], []
     deployment = deployed(tmp_path, lambda settings: lambda *_: settings, said)
     try:
@@ -120,7 +123,7 @@ async def test_in_a_tier_one_front_talks_of_engines_as_any_gateway_may_decide(tm
     at = f"127.0.0.1:{free_port()}"
     settings = of_a_tier(tmp_path, {"m": at})
     deployment = Deployment(Discovery(settings), lambda *_: settings, lambda _: None, lambda _: None)
-    deployment._supervisor = deployment._attendant._supervisor = supervisor = Told()
+    deployment.engines._supervisor = deployment.engines._attendant._supervisor = supervisor = Told()
     try:
         owner, first, second = deployment._gateways.running
         for process in (owner, first, second):
@@ -131,35 +134,9 @@ async def test_in_a_tier_one_front_talks_of_engines_as_any_gateway_may_decide(tm
         await asyncio.sleep(0)
         assert len(supervisor.told) == 1
         deployment._on_news(first, f"run {at}")
-        await deployment._attendant._held[at].following
+        await deployment.engines._attendant._held[at].following
         assert parsed(supervisor.told[-1][1]).phase is ResidencyPhase.UP
-        await deployment._stop(deployment.engines[0])
-        assert any(parsed(line).leaves for _, line in supervisor.told), "others may have requests on it"
     finally:
-        deployment._close()
-
-
-async def test_engines_at_the_addresses_of_others_make_room_for_these_if_no_gateway_takes_over(tmp_path, monkeypatch):
-    monkeypatch.setenv("KVGATE_CACHE", str(tmp_path))
-    one, other = (f"127.0.0.1:{free_port()}" for _ in range(2))
-    settings = of_a_tier(tmp_path, {"red": one, "blue": other})
-    deployment = Deployment(Discovery(settings), lambda *_: settings, lambda _: None, lambda _: None)
-    deployment._supervisor = deployment._attendant._supervisor = Told()
-    before = list(deployment.engines)
-
-    async def fails(gateways):
-        assert [engine.spec.served_name for engine in deployment.engines] == ["blue", "red"]
-        raise FailedError("no owner starts")
-
-    monkeypatch.setattr(deployment._gateways, "hand_over", fails)
-    try:
-        settings = of_a_tier(tmp_path, {"blue": one, "red": other})
-        with pytest.raises(FailedError):
-            await deployment._change(settings, *deployment._described(settings))
-        assert deployment.engines == before
-        assert [held.engine for held in deployment._attendant._held.values()] == before
-    finally:
-        deployment._attendant.close()
         deployment._close()
 
 
@@ -177,7 +154,7 @@ async def test_what_a_gateway_says_that_leaves_is_no_order(tmp_path, monkeypatch
     )
     deployment = Deployment(Discovery(settings), lambda *_: settings, lambda _: None, lambda _: None)
     heard = []
-    monkeypatch.setattr(deployment._attendant, "obey", lambda *order: heard.append(order))
+    monkeypatch.setattr(deployment.engines, "obey", lambda *order: heard.append(order))
     try:
         owner, front = deployment._gateways.running
         deployment._on_news(owner, "end 127.0.0.1:1")
@@ -185,5 +162,5 @@ async def test_what_a_gateway_says_that_leaves_is_no_order(tmp_path, monkeypatch
         deployment._on_news(owner, "end 127.0.0.1:2")
         assert heard == [("end", "127.0.0.1:1")]
     finally:
-        deployment._attendant.close()
+        deployment.engines.close()
         deployment._close()
