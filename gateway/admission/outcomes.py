@@ -35,7 +35,7 @@ class Outcome(StrEnum):
     """It was over a limit of its tenant: requests or tokens per minute, requests at once, or a prompt over its share of
     the KV cache."""
     DRAINING = "draining"
-    """The gateway is shutting down and takes no new work."""
+    """The gateway is shutting down: it takes no new work, and cuts the answers that have not ended in time."""
 
     UPSTREAM_ERROR = "upstream_error"
     """The endpoint failed: before the first byte on every allowed try, or during its answer."""

@@ -64,6 +64,8 @@ from gateway.upstream.http_upstream import HttpUpstream
 
 _POLL = 0.1
 """Seconds between two checks for open requests and connections."""
+_LAST_WORD = 1.0
+"""Seconds that clients get to take the error that ends their answers."""
 _RECHECK = 5.0
 """Seconds between two checks of a counter for doubted counts."""
 _ADMIN_CONNECTIONS = 64 + MOST
@@ -243,7 +245,7 @@ class Application:
         self._broadcast.close()
         self._refuse()
         if not await self._gateway.wait_idle(timeout):
-            _log.warning("gave up on requests that did not finish in time", requests=self._gateway.active)
+            await self._cut()
 
     async def hand_over(self, timeout: float) -> None:
         """Leave new connections to another process, and serve the open ones to their end, at most `timeout` seconds.
@@ -259,14 +261,20 @@ class Application:
                 while self._connections():  # noqa: ASYNC110  # uvicorn tells nobody
                     await asyncio.sleep(_POLL)
         except TimeoutError:
-            _log.warning("gave up on requests that did not finish in time", requests=self._gateway.active)
-            self._refuse()  # what waits is to hear that before its connection ends
+            self._refuse()
+            await self._cut()
 
     def _refuse(self) -> None:
         """Refuse what waits, and take no new work."""
         self._gateway.draining = self._view.draining = True
         self._core.leave()
         self._plane.lobby.drain()
+
+    async def _cut(self) -> None:
+        """End what runs, and have its clients hear that before their connections end."""
+        _log.warning("gave up on requests that did not finish in time", requests=self._gateway.active)
+        self._flights.cut()
+        await self._gateway.wait_idle(_LAST_WORD)
 
     async def stop(self) -> None:
         """Close everything."""

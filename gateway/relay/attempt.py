@@ -387,16 +387,18 @@ class Attempt:
     async def _interrupted(self, flight: Flight) -> Ended | Retryable:
         if flight.delivering:  # the client is the one that stopped
             return Ended(Outcome.CLIENT_CLOSED, Verdict.ABORTED)
-        message = "The endpoint sent nothing for too long."
+        outcome, message = Outcome.UPSTREAM_TIMEOUT, "The endpoint sent nothing for too long."
+        if flight.interruption is Interruption.SHUTDOWN:
+            outcome, message = Outcome.DRAINING, "This gateway is shutting down."
         if self._response.answer_begun:
-            await self._end_with(self._error_event(message, Outcome.UPSTREAM_TIMEOUT))
+            await self._end_with(self._error_event(message, outcome))
         elif flight.interruption is Interruption.EVACUATED:
             return Retryable(Back.FAILED, "The endpoint went down, or hangs.", evacuated=True)
         else:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_EVENT_TIMEOUT):
-                    await self._exchange.refuse(Outcome.UPSTREAM_TIMEOUT, message)
-        return Ended(Outcome.UPSTREAM_TIMEOUT, Verdict.ABORTED)
+                    await self._exchange.refuse(outcome, message)
+        return Ended(outcome, Verdict.ABORTED)
 
     def _error_event(self, message: str, outcome: Outcome = Outcome.UPSTREAM_ERROR) -> bytes:
         return stream_error(self._exchange.api or Api.CHAT, outcome, message)

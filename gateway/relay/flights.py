@@ -26,6 +26,8 @@ class Interruption(Enum):
     """It was silent for longer than its timeout. It is not retried: it may be what its endpoint chokes on."""
     EVACUATED = auto()
     """Its endpoint went down, hangs, sleeps or stops before an answer began."""
+    SHUTDOWN = auto()
+    """This gateway ends before its answer does."""
 
 
 class Flight:
@@ -157,6 +159,11 @@ class Flights:
             flight = self._flights.get(request)
             if flight is not None and not flight.delivering:
                 flight.interrupt(Interruption.OVERDUE)
+
+    def cut(self) -> None:
+        """Interrupt all of them: this gateway ends."""
+        for flight in list(self._flights.values()):
+            flight.interrupt(Interruption.SHUTDOWN)
 
     def sweep(self) -> None:
         """Interrupt what is overdue. A client that does not read is not counted against its endpoint."""

@@ -46,7 +46,7 @@ class Lobby:
             RefusedError: too many wait already, or the gateway is shutting down.
         """
         if self._draining:
-            raise _draining()
+            raise shutting_down()
         flow = exchange.flow
         if not (self._requests.takes(flow, 1) and self._bytes.takes(flow, size)):
             raise RefusedError(Outcome.QUEUE_FULL, "Too many requests wait already.", retry_after=_RETRY_AFTER)
@@ -60,7 +60,7 @@ class Lobby:
                     return await ready()
         except TimeoutError:
             if self._draining:
-                raise _draining() from None
+                raise shutting_down() from None
             raise
         finally:
             self._limits.discard(limit)
@@ -76,5 +76,6 @@ class Lobby:
                 limit.reschedule(now)
 
 
-def _draining() -> RefusedError:
+def shutting_down() -> RefusedError:
+    """The refusal of a gateway that ends."""
     return RefusedError(Outcome.DRAINING, "This gateway is shutting down.", retry_after=1.0)

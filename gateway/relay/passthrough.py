@@ -18,6 +18,7 @@ from gateway.relay.editing import check_names
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.flights import Interruption
 from gateway.relay.headers import is_stream, rate_limits, towards_client, towards_endpoint
+from gateway.relay.lobby import shutting_down
 from gateway.relay.payload import Allowance, Payload
 from gateway.relay.plane import Plane
 from gateway.relay.stored import stored
@@ -245,6 +246,7 @@ async def _begun(
     """The first piece of an answer; None if the endpoint did not answer, which is noted.
 
     Raises:
+        RefusedError: this gateway ends.
         TimeoutError: it was silent for longer than its endpoint's load explains.
     """
     try:
@@ -295,6 +297,7 @@ async def _watched(
 
     Raises:
         _EvacuatedError: as it says.
+        RefusedError: this gateway ends.
         TimeoutError: it was silent for longer than its endpoint's load explains.
     """
     flight = plane.flights.open(plane.new_request(), endpoint, prompt_tokens, streams=False, evacuated=evacuated)
@@ -303,6 +306,8 @@ async def _watched(
     except asyncio.CancelledError:
         if flight.interruption is None or flight.task.uncancel():  # the client left too, at the same moment
             raise
+        if flight.interruption is Interruption.SHUTDOWN:
+            raise shutting_down() from None
         raise (_EvacuatedError if flight.interruption is Interruption.EVACUATED else TimeoutError) from None
     else:
         if answer.status == _OK and prompt_tokens is not None:

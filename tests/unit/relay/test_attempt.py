@@ -493,6 +493,16 @@ async def test_a_stream_that_falls_silent_ends_with_an_error(plane):
     assert b'"code":"upstream_timeout"' in client.body
 
 
+@pytest.mark.parametrize(("reply", "status"), [(Reply(asyncio.Event()), 503), (stream(TOKEN, asyncio.Event()), 200)])
+async def test_what_has_not_ended_when_this_gateway_does_ends_with_an_error(plane, reply, status):
+    plane.replies.append(reply)
+    client, _ = await flying(plane)
+    plane.flights.cut()
+    assert await outcome(plane, client) == "draining"
+    assert (client.status, client.complete, len(plane.sent)) == (status, True, 1)
+    assert b'"code":"draining"' in client.body
+
+
 async def test_a_client_that_takes_no_error_is_not_waited_for_long(plane):
     plane.replies.append(stream(TOKEN, asyncio.Event()))
     client, flight = await flying(plane)

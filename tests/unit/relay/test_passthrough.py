@@ -387,6 +387,12 @@ async def test_those_taken_off_a_hung_endpoint_go_to_another_one_once(plane):
     assert (await ended(client)).status == 502
 
 
+async def test_what_waits_for_an_endpoint_when_this_gateway_ends_is_refused(plane):
+    client, _ = await silent(plane)
+    plane.flights.cut()
+    assert ((await ended(client)).status, b'"code":"draining"' in client.body, len(plane.sent)) == (503, True, 1)
+
+
 async def test_the_only_silent_one_ends_and_is_tried_nowhere_else(plane):
     client, name = await silent(plane)
     plane.flights.expire(plane.watch(name).on_it)
