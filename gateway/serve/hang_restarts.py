@@ -52,12 +52,15 @@ class Hangs:
         elif state not in _UNDECIDED:
             self._stuck.pop(key, None)
 
-    def overdue(self, now: float) -> dict[str, str]:
-        """The engines to restart, by name, each with the reason."""
+    def overdue(self, now: float, decides: str) -> dict[str, str]:
+        """The engines to restart, by name, each with the reason.
+
+        `decides`: the gateway whose news count. One that leaves may not hear of any change.
+        """
         found = {}
-        for (_, address), stuck in self._stuck.items():
+        for (gateway, address), stuck in self._stuck.items():
             engine = self._find(address)
-            if engine is None or (patience := engine.policy.hung_timeout) is None:
+            if gateway != decides or engine is None or (patience := engine.policy.hung_timeout) is None:
                 continue
             # The gateway has not checked an engine that is just back.
             since = max(stuck.since, self._ready_at.get(engine.name, now))

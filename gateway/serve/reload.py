@@ -301,7 +301,7 @@ class Deployment:
     async def _look_for_hangs(self) -> None:
         while True:
             await asyncio.sleep(_LOOK)
-            for name, reason in self._hangs.overdue(_now()).items():
+            for name, reason in self._hangs.overdue(_now(), self._gateways.voice).items():
                 self._supervisor.hung(name, reason)
 
     def _on_event(self, event: SupervisorEvent) -> None:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from engine.diagnosis.sign import Diagnosis
@@ -49,16 +51,24 @@ def test_an_engine_is_overdue_when_it_has_hung_for_as_long_as_it_may(history, ov
             hangs.on_news(GATEWAY, what, at)
         else:
             hangs.on_event(what, at)
-    assert next((now for now in range(150, 400) if hangs.overdue(now)), None) == overdue_at
+    assert next((now for now in range(150, 400) if hangs.overdue(now, "gateway")), None) == overdue_at
 
 
 def test_the_reason_is_the_gateways():
     hangs = watched()
     hangs.on_news(GATEWAY, HUNG, 100)
-    assert hangs.overdue(160) == {"e": "It hung: no progress for 30 s, and nothing changed in 60 s."}
+    assert hangs.overdue(160, "gateway") == {"e": "It hung: no progress for 30 s, and nothing changed in 60 s."}
+
+
+def test_what_a_gateway_said_that_leaves_does_not_count():
+    """In a tier it hears no more of an engine."""
+    hangs = watched()
+    hangs.on_news(GATEWAY, HUNG, 100)
+    hangs.on_news(replace(GATEWAY, name="gateway #2"), "up 127.0.0.1:1 it makes progress again", 120)
+    assert hangs.overdue(160, "gateway #2") == {}
 
 
 def test_one_that_may_hang_for_ever_does():
     hangs = watched(patience=None)
     hangs.on_news(GATEWAY, HUNG, 100)
-    assert hangs.overdue(10**6) == {}
+    assert hangs.overdue(10**6, "gateway") == {}
