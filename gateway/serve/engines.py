@@ -18,7 +18,7 @@ from gateway.pools.launcher import EngineEnded, EngineNews
 from gateway.serve.gateways import STILL, FailedError, Gateways
 from gateway.serve.launch import Gateway, served_name, telling
 from gateway.serve.on_demand_engines import Attendant
-from gateway.serve.rollout import Change, fronting, knows, notice, serves
+from gateway.serve.rollout import Change, elsewhere, knows, meanwhile, notice, serves
 
 
 class Engines:
@@ -95,12 +95,7 @@ class Engines:
             for engine in change.added:
                 await self._start(engine)
             async with self._taking_over(change.taken_over):
-                pending = list(change.replaced)
-                while pending:
-                    old, new = pending.pop(0)
-                    await self._replace(old, new, _meanwhile(gateways, pending), settings)
-                if not change.replaced:
-                    await self._gateways.hand_over(gateways)
+                await self._replace_all(change, gateways, settings)
             for engine in change.removed:
                 await self._stop(engine)
         self._renew(engines)
@@ -141,6 +136,30 @@ class Engines:
         for _, engine in pairs:
             await self._start(engine)
 
+    async def _replace_all(self, change: Change, gateways: Sequence[Gateway], settings: Settings) -> None:
+        """Replace one engine after the other. Each old one serves until its turn; one without a successor, to the end.
+
+        Raises:
+            FailedError: a program does not start. What took over before that stays.
+        """
+        before, done = self._gateways.settings, list[Engine]()
+        pending = list(change.replaced)
+        try:
+            while pending:
+                old, new = pending.pop(0)
+                going = (*(engine for engine, _ in pending), *change.removed)
+                coming = [engine for _, engine in pending]
+                between = [telling(one, meanwhile(one.settings, before, coming, going)) for one in gateways]
+                await self._replace(old, new, between, settings)
+                done.append(new)
+            if change.removed or not change.replaced:
+                await self._gateways.hand_over(gateways)
+        except FailedError as error:
+            if not done:
+                raise
+            names = " and ".join(engine.name for engine in done)
+            raise FailedError(f"{error} What has taken over stays: {names}.") from None
+
     async def _replace(self, old: Engine, new: Engine, gateways: list[Gateway], settings: Settings) -> None:
         why = None if new.on_demand else await self._no_surge(new, settings)
         if why is None:
@@ -152,7 +171,7 @@ class Engines:
             return
         others = sum(serves(engine) == serves(old) for engine in self.running) - 1
         patience = settings.admission.queue.no_endpoint_ttl
-        said = notice(old, others=others, took=self._took.get(old.name), patience=patience)
+        said = notice(old, new, others=others, took=self._took.get(old.name), patience=patience)
         self._say(f"{old.name}: in_place, as {why}: {said}")
         before, was = self._gateways.running, old if old.on_demand else self._supervisor.program(old.name)
         await self._gateways.hand_over(gateways)
@@ -163,13 +182,14 @@ class Engines:
             again = "starts on demand again" if old.on_demand else "started again as it was"
             self._say(f"{error}\n{old.name}: {again}")
             assert isinstance(was, Engine)  # noqa: S101 - it goes on as what it was started as
-            back = was if was.on_demand else moved(was, new.spec.port)
+            # Gateways that do not hear of it find it there. Those of another model must not.
+            back = was if was.on_demand or serves(was) != serves(new) else moved(was, new.spec.port)
             if back.on_demand:
                 await self._start(back)
             else:
                 self.running.append(back)
                 self._supervisor.launch(back)  # again and again, if what ended has yet to leave its memory
-            await self._gateways.hand_over(_meanwhile(before, [(back, old)]))
+            await self._gateways.hand_over([telling(one, elsewhere(one.settings, old, back)) for one in before])
             raise FailedError(STILL) from None
 
     async def _no_surge(self, new: Engine, settings: Settings) -> str | None:
@@ -229,11 +249,6 @@ class Engines:
     def _tell(self, news: EngineNews | EngineEnded) -> None:
         """Tell the process that decides, or knows who does. One that starts is told all when it is up."""
         self._supervisor.tell(self._gateways.voice, as_line(news))
-
-
-def _meanwhile(gateways: Sequence[Gateway], pending: Sequence[tuple[Engine, Engine]]) -> list[Gateway]:
-    """The gateways while the old engine of each pair still serves in place of the new one."""
-    return [telling(gateway, fronting(gateway.settings, pending)) for gateway in gateways]
 
 
 def _shortage(engine: Engine) -> str | None:

@@ -50,18 +50,39 @@ def serves(engine: Engine) -> str:
     return engine.spec.served_name
 
 
-def fronting(settings: Settings, pending: Sequence[tuple[Engine, Engine]]) -> Settings:
-    """A gateway's settings while the old engine of each pair still serves in place of the new one.
+def meanwhile(settings: Settings, before: Settings, coming: Sequence[Engine], going: Sequence[Engine]) -> Settings:
+    """A gateway's settings while some engines have yet to come, and others that are to go still serve.
 
-    An old engine with another served name does not: its model is another.
+    Args:
+        settings: What is to be, with those to come, and without those to go.
+        before: What was.
+        coming: Those to come: nobody is to wait for them yet.
+        going: Those to go.
     """
-    stand_ins = {new.spec.address: old.spec for old, new in pending if serves(old) == serves(new)}
+    to_come, to_go = ({engine.spec.address for engine in engines} for engines in (coming, going))
+    present = _only(settings, lambda address: address not in to_come)
+    both = beside(present, _only(before, lambda address: address in to_go))
+    models = (model for model in both.models if model.endpoints or model.discover)
+    return both.model_copy(update={"models": tuple(models)})
 
-    def now(endpoint: EndpointSettings) -> EndpointSettings:
-        spec = stand_ins.get(endpoint.address)
-        return endpoint if spec is None else endpoint.model_copy(update={"url": AnyUrl(spec.url)})
 
-    models = (model.model_copy(update={"endpoints": tuple(map(now, model.endpoints))}) for model in settings.models)
+def _only(settings: Settings, there: Callable[[str], bool]) -> Settings:
+    """Settings with the endpoints of some addresses only."""
+    models = (
+        model.model_copy(update={"endpoints": tuple(at for at in model.endpoints if there(at.address))})
+        for model in settings.models
+    )
+    return settings.model_copy(update={"models": tuple(models)})
+
+
+def elsewhere(settings: Settings, engine: Engine, now: Engine) -> Settings:
+    """Settings in which an engine has another's address."""
+
+    def moved(endpoint: EndpointSettings) -> EndpointSettings:
+        is_its = endpoint.address == engine.spec.address
+        return endpoint.model_copy(update={"url": AnyUrl(now.spec.url)}) if is_its else endpoint
+
+    models = (model.model_copy(update={"endpoints": tuple(map(moved, model.endpoints))}) for model in settings.models)
     return settings.model_copy(update={"models": tuple(models)})
 
 
@@ -87,15 +108,18 @@ def _clash(model: ModelSettings, other: ModelSettings) -> bool:
     return any(adapter.name == model.name for adapter in other.lora)
 
 
-def notice(old: Engine, *, others: int, took: float | None, patience: float) -> str:
+def notice(old: Engine, new: Engine, *, others: int, took: float | None, patience: float) -> str:
     """The effect on clients of replacing an engine in its place.
 
     Args:
         old: The engine that goes first.
+        new: The one that comes then.
         others: How many more serve its model meanwhile.
         took: Seconds of its last start; None if unknown.
         patience: Seconds that a request waits for an engine.
     """
+    if serves(new) != serves(old):
+        return f"{serves(old)} ends, and {serves(new)} is served when its engine is ready"
     if others:
         return f"{serves(old)} is served by {others} of {others + 1} engines meanwhile"
     if took is None:

@@ -61,6 +61,8 @@ class Gateways:
         self.done = done
         self.running = running
         self.fails = False
+        self.knew = []
+        """After each hand-over: models and how many engines each has."""
 
     @property
     def settings(self):
@@ -78,6 +80,7 @@ class Gateways:
             raise FailedError("no owner starts")
         self.running = list(gateways)
         self.done.append(f"to {' '.join(map(str, self.ports))}")
+        self.knew.append({model.name: len(model.endpoints) for model in self.settings.models})
 
     @property
     def ports(self):
@@ -174,6 +177,30 @@ async def test_an_engine_beside_the_old_one_that_does_not_start_changes_nothing(
     with pytest.raises(FailedError, match="There is no room"):
         await world.become({"red": SURGE | LONGER})
     assert (world.names, world.done) == (["engine red"], [])
+
+
+async def test_each_model_is_served_until_its_engine_s_turn_and_one_without_a_successor_to_the_end(make):
+    world = make({"red": SURGE, "blue": SURGE, "grey": SURGE})
+    await world.become({"red": SURGE | LONGER, "navy": SURGE})
+    assert world.gateways.knew == [
+        {"red": 1, "blue": 1, "grey": 1},
+        {"red": 1, "navy": 1, "grey": 1},
+        {"red": 1, "navy": 1},
+    ]
+    assert world.names == ["engine red #2", "engine navy"]
+
+
+@pytest.mark.parametrize("how", [SURGE, IN_PLACE])
+async def test_what_has_yet_to_be_replaced_serves_on_if_an_engine_does_not_start(make, how):
+    world = make({"red": how, "blue": how, "grey": how})
+    _, blue, grey = world.engines.running
+    world.supervisor.fails.add("navy")
+    with pytest.raises(FailedError, match="What has taken over stays: engine red #2"):
+        await world.become({"red": how | LONGER, "navy": how})
+    await world.engines.end_unknown()
+    assert world.gateways.knew[-1] == {"red": 1, "blue": 1, "grey": 1}
+    assert {blue.spec.port, grey.spec.port} < {*world.gateways.ports}, "at no other model's address"
+    assert sorted(world.names) == ["engine blue", "engine grey", "engine red #2"]
 
 
 async def test_an_engine_on_demand_is_described_anew_and_does_not_start(make):

@@ -7,7 +7,7 @@ from engine.program_lifecycle import Policy
 from engine.spec import EngineSpec
 from engine.vllm.kind import VLLM
 from gateway.config.settings import Settings
-from gateway.serve.rollout import Change, beside, fronting, knows, notice
+from gateway.serve.rollout import Change, beside, elsewhere, knows, meanwhile, notice
 
 
 def engine(name, port, served="m"):
@@ -48,13 +48,37 @@ def test_those_that_come_take_the_places_of_those_that_go(old, new, change):
     assert Change.between(old, new) == change
 
 
-def test_until_a_new_one_is_there_the_old_one_stands_in_for_it_if_it_is_the_same_model():
-    planned = settings(3, 4, 9)
-    assert urls(fronting(planned, [(A, C)])) == [f"http://127.0.0.1:{port}/" for port in (1, 4, 9)]
-    assert urls(fronting(planned, [(A, OTHER)])) == urls(planned)
-    assert urls(fronting(planned, [])) == urls(planned)
+def test_until_a_new_one_is_there_the_old_one_serves():
+    planned, before = settings(3, 4), settings(1, 2)
+    assert urls(meanwhile(planned, before, [C], [A])) == [f"http://127.0.0.1:{port}/" for port in (4, 1)]
+    assert meanwhile(planned, before, [], []) == planned
     assert knows(planned, C)
     assert not knows(planned, A)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_model_is_known_by_the_name_of_the_engine_that_serves_it(others):
+    """One that comes with a new name is known when it is there, but for the others that serve its model."""
+
+    def named(name, *ports):
+        endpoints = [{"url": f"http://127.0.0.1:{port}/"} for port in ports]
+        return {"name": name, "endpoints": endpoints}
+
+    def known(settings):
+        return {model.name: len(model.endpoints) for model in settings.models}
+
+    before = Settings.model_validate({"models": [named("m", 1), *[named("n", 5)] * others]})
+    planned = Settings.model_validate({"models": [named("n", *[5] * others, 9)]})
+    assert known(meanwhile(planned, before, [OTHER], [A])) == ({"n": 1} if others else {}) | {"m": 1}
+
+
+def test_a_model_whose_endpoints_are_found_stays_without_one():
+    found = Settings.model_validate({"models": [{"name": "n", "discover": [{"dns": "http://vllm:8000"}]}]})
+    assert meanwhile(found, found, [], []) == found
+
+
+def test_an_engine_may_come_back_at_another_address():
+    assert urls(elsewhere(settings(1, 2), A, C)) == [f"http://127.0.0.1:{port}/" for port in (3, 2)]
 
 
 def test_while_gateways_take_over_both_know_the_endpoints_of_both():
@@ -94,4 +118,8 @@ def test_a_model_with_the_name_of_an_adapter_is_not_known_beside_it(adapted):
     ],
 )
 def test_what_a_change_costs_is_said_beforehand(others, took, said):
-    assert notice(A, others=others, took=took, patience=60) == said
+    assert notice(A, B, others=others, took=took, patience=60) == said
+
+
+def test_a_model_that_goes_for_another_is_not_said_to_wait():
+    assert notice(A, OTHER, others=0, took=9, patience=60) == "m ends, and n is served when its engine is ready"
