@@ -154,6 +154,8 @@ class EngineDemand:
             return
         known.takes, known.leaves = news.takes, news.leaves
         first, known.heard, known.missed = not known.heard, True, False
+        if first:  # it may have been mended meanwhile
+            known.failures, known.not_before = 0, now
         match news.phase:
             case ResidencyPhase.STOPPED:
                 known.enter(ResidencyPhase.STOPPED, now)

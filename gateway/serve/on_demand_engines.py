@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import structlog
 
 from engine.events import BecameReady, Crashed, GaveUp, SupervisorEvent
 from engine.program import Engine
+from engine.spec import EngineSpec
 from engine.supervisor import Supervisor
 from gateway.admission.events import ResidencyPhase
 from gateway.app.parent import RUN
@@ -29,6 +30,11 @@ def _answers(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _taken(specs: Iterable[EngineSpec]) -> str | None:
+    """The first of these addresses at which somebody listens."""
+    return next((spec.address for spec in specs if _answers(spec.host, spec.port)), None)
 
 
 class _Held:
@@ -289,7 +295,11 @@ class Attendant:
         ]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(held.engine.policy.stop_timeout):
-                while held.wanted and any(_answers(spec.host, spec.port) for spec in there):  # noqa: ASYNC110
+                told = False
+                while held.wanted and (taken := _taken(there)) is not None:
+                    if not told:
+                        _log.warning(f"{held.engine.name}: it waits, as somebody listens in its place", at=taken)
+                        told = True
                     await asyncio.sleep(_LOOK)  # nobody tells when another process ends
 
     async def _wake(self, held: _Held) -> bool:

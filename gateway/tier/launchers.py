@@ -3,8 +3,9 @@
 A parent talks with one front at a time: it tells that one what its engines do, and obeys it alone. So there is one way
 to it, in order, as there is where owner and parent share a machine. A parent numbers each turn
 to another front, so that what an earlier front still says about an engine does not count. It is kept: when the front
-that counts has gone, another may be of a parent that was started again, or of a gateway that takes the place of the one
-that goes, and says nothing twice.
+that counts has gone, another may be of a parent that was started again, or of a gateway that takes the place of the
+one that goes, and says nothing twice. Of two gateways that launch one engine, the one that runs it counts: only that
+one can end it.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from gateway.admission.events import EndpointId
+from gateway.admission.events import EndpointId, ResidencyPhase
 from gateway.pools.launcher import EngineNews, Launcher
 from gateway.tier.frames import Launch, Seems
 from gateway.tier.seat import Seat
@@ -58,13 +59,15 @@ class Launchers(Launcher):
 
     def said(self, seat: Seat, news: EngineNews) -> None:
         """A front tells what an engine does."""
-        self._said.setdefault(news.address, {})[seat] = news
+        said = self._said.setdefault(news.address, {})
+        said[seat] = news
         way, coming = self._ways.get(news.address), _Way(seat, news.turn)
         if way is not None and way.seat.machine != seat.machine:
             gateways = [way.seat.machine or "this one", seat.machine or "this one"]
             _log.error("two gateways launch one engine: the first one does", endpoint=news.address, gateways=gateways)
-            return
-        if way is not None and coming.turn < way.turn:
+            if not _runs(news) or _runs(said[way.seat]):
+                return
+        elif way is not None and coming.turn < way.turn:
             return
         if way != coming:
             self._ways[news.address] = coming
@@ -80,8 +83,13 @@ class Launchers(Launcher):
                 del self._ways[address]
                 self.on_lost(address)
                 if said:
-                    self.said(*max(said.items(), key=lambda found: found[1].turn))
+                    self.said(*max(said.items(), key=lambda found: (_runs(found[1]), found[1].turn)))
 
     def _order(self, address: str, *, runs: bool) -> None:
         if (way := self._ways.get(address)) is not None:
             self._say(way.seat, Launch(EndpointId(address), runs))
+
+
+def _runs(news: EngineNews) -> bool:
+    """Whether an engine has a process."""
+    return news.phase is not ResidencyPhase.STOPPED

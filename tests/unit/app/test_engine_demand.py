@@ -117,6 +117,19 @@ def test_nothing_starts_before_the_parent_has_said_what_runs():
     assert world.asked == [("run", A)]
 
 
+def test_an_engine_of_a_parent_that_begins_anew_is_tried_at_once_however_often_it_failed_before(world):
+    world.demand.awaited(0, {"red": 1.0})
+    for _ in range(6):
+        world.hear(A, wrong="no room")
+    world.asked.clear()
+    world.pass_time(LOOK)
+    assert world.asked == []
+    world.lose(A)
+    world.hear(A)
+    world.pass_time(LOOK)
+    assert world.asked == [("run", A)]
+
+
 def test_a_long_queue_is_not_gone_through_for_a_snapshot(world, monkeypatch):
     core = world.demand._cores.drivers["red"].controller
     for number in range(100):

@@ -462,9 +462,11 @@ async def test_none_starts_while_the_engine_of_another_kvgate_answers_in_its_pla
     supervisor.ready.set()
     with socket.create_server((other.spec.host, other.spec.port)):
         for _ in range(2):
-            attendant.obey(RUN, engine.spec.address)
-            await asyncio.sleep(2 * LOOK)
+            with structlog.testing.capture_logs() as logs:
+                attendant.obey(RUN, engine.spec.address)
+                await asyncio.sleep(3 * LOOK)
             assert (supervisor.done, told[-1].phase) == ([], ResidencyPhase.STARTING)
+            assert [line["at"] for line in logs] == [other.spec.address]
             attendant.obey(END, engine.spec.address)
             await asyncio.sleep(2 * LOOK)
             assert told[-1].phase is ResidencyPhase.STOPPED

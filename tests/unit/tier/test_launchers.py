@@ -90,6 +90,19 @@ def test_of_two_gateways_that_launch_one_engine_the_first_one_does():
     assert [front for front, _ in world.orders()] == [first] * 3
 
 
+def test_of_two_gateways_that_launch_one_engine_the_one_that_runs_it_counts():
+    world, stopped, runs = World(), seat(), seat("10.0.0.8:8500")
+    up = news(phase=ResidencyPhase.UP)
+    for front, said in ((stopped, news(turn=3)), (runs, up), (stopped, news(turn=4))):
+        world.launchers.said(front, said)
+    assert (world.lost, world.news) == ([AT], [news(turn=3), up])
+    assert [front for front, _ in world.orders()] == [runs] * 3
+    third = seat("10.0.0.9:8500")
+    world.launchers.said(third, up)
+    world.launchers.left(runs)
+    assert [front for front, _ in world.orders()] == [third] * 3
+
+
 def test_a_parent_that_was_started_again_is_heard_when_its_front_of_before_is_missed_at_last():
     world, before, after = World(), seat(), seat()
     world.launchers.said(before, news(turn=7))
