@@ -195,11 +195,12 @@ class GuardedProcess:
 
 async def _read_lines(pipe: asyncio.StreamReader, on_line: OnLine) -> None:
     partial = b""
-    while chunk := await pipe.read(65_536):
-        *lines, partial = _LINE_END.split(partial + chunk)
-        for line in (*lines, partial) if len(partial) > _LONGEST_LINE else lines:
-            if line.strip():
-                on_line(line[:_LONGEST_LINE].decode(errors="replace"))
-        partial = partial if len(partial) <= _LONGEST_LINE else b""
+    with contextlib.suppress(ConnectionResetError):  # it ended without reading what it was told
+        while chunk := await pipe.read(65_536):
+            *lines, partial = _LINE_END.split(partial + chunk)
+            for line in (*lines, partial) if len(partial) > _LONGEST_LINE else lines:
+                if line.strip():
+                    on_line(line[:_LONGEST_LINE].decode(errors="replace"))
+            partial = partial if len(partial) <= _LONGEST_LINE else b""
     if partial.strip():
         on_line(partial.decode(errors="replace"))

@@ -1,5 +1,6 @@
 import asyncio
 import errno
+import gc
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ import pytest
 
 from engine.process import GuardedProcess, LaunchError, free_port
 from tests.unit.engine.processes import eventually, is_alive
-from tests.until import PATIENCE
+from tests.until import PATIENCE, until
 
 
 def python(code: str, *args: str) -> list[str]:
@@ -156,6 +157,21 @@ async def test_what_it_is_told_arrives_line_by_line() -> None:
     assert process.tell(b"two words")
     assert await process.wait() == 0
     assert heard == ["go", "TWO WORDS"]
+
+
+async def test_a_program_that_ends_without_reading_what_it_was_told_is_no_error_of_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    heard: list[str] = []
+    code = "import os, time; os.write(int(os.environ['KVGATE_NEWS_FD']), b'ready\\n'); time.sleep(60)"
+    process = await GuardedProcess.launch(python(code), env={}, on_news=heard.append)
+    await until(lambda: heard)
+    assert process.tell(b"x")
+    process.kill()
+    await process.wait()
+    del process
+    gc.collect()  # what nobody asked after is logged then
+    assert caplog.text == ""
 
 
 async def test_a_program_that_was_promised_nothing_is_told_nothing() -> None:
