@@ -214,9 +214,11 @@ class Deployment:
         """Have the running gateways go by other endpoints; engines and gateways stay.
 
         Raises:
-            ConfigurationError: not all of them do.
+            ConfigurationError: not all of them do, or other engines run than these settings describe.
         """
-        _, gateways = await asyncio.to_thread(self._described, settings)
+        engines, gateways = await asyncio.to_thread(self._described, settings)
+        if any(engine not in self.engines.running for engine in engines):
+            raise ConfigurationError("the last reload replaced some engines and failed: reload again")
         try:
             running = zip(self._gateways.running, gateways, strict=True)
             await self._gateways.become([telling(old, new.settings) for old, new in running])

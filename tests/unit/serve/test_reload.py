@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from engine.assembly import moved
 from engine.control import Reload
@@ -12,6 +13,7 @@ from engine.events import BecameReady
 from gateway.admission.events import ResidencyPhase
 from gateway.app.parent import NEWS
 from gateway.config.engine import EngineSettings
+from gateway.config.errors import ConfigurationError
 from gateway.config.settings import ModelSettings, ServerSettings, Settings
 from gateway.pools.launcher import EngineNews
 from gateway.serve.discovery import Discovery
@@ -50,6 +52,19 @@ async def test_a_reload_that_breaks_off_says_so_and_ends_what_no_gateway_knows(t
         assert await deployment.reload(Reload(), heard.append) == 1
         assert heard == said == ["The reload broke off: RuntimeError('a defect')\nWhat ran before serves on."]
         assert stopped == ["new"]
+    finally:
+        deployment._close()
+
+
+async def test_endpoints_that_are_found_after_a_reload_failed_in_part_send_nobody_to_an_engine_that_does_not_run(
+    tmp_path,
+):
+    deployment = deployed(tmp_path, lambda settings: lambda *_: settings, [])
+    try:
+        (engine,) = deployment.engines.running
+        deployment.engines.running = [replace(moved(engine, 1), described="another")]
+        with pytest.raises(ConfigurationError, match="reload again"):
+            await deployment._discovered(deployment._discovery.settings)
     finally:
         deployment._close()
 
