@@ -218,6 +218,7 @@ class Engines:
             await self._attendant.remove(engine)
         else:
             await self._supervisor.remove(engine.name)
+            self._attendant.gone(engine)
 
     async def _leave(self, *engines: Engine) -> None:
         settings = self._gateways.settings

@@ -152,6 +152,11 @@ class Attendant:
             self._going = ()
         self._catch_up()
 
+    def gone(self, engine: Engine) -> None:
+        """Note that one of these has ended that always ran: it is in nobody's way any more."""
+        self._going = [one for one in self._going if one != engine]
+        self._catch_up()
+
     def obey(self, order: str, address: str) -> None:
         """Carry out an order, `RUN` or `END`, as soon as that may be."""
         self._waiting.discard(address)

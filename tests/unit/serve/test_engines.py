@@ -1,3 +1,4 @@
+import asyncio
 import signal
 
 import msgspec
@@ -267,6 +268,22 @@ async def test_an_engine_on_demand_runs_when_that_is_ordered(make):
     world.engines.obey(RUN, engine.spec.address)
     await until(lambda: parsed(world.supervisor.told[-1]).phase is ResidencyPhase.UP)
     assert world.done == ["add engine red"]
+
+
+async def test_one_that_runs_on_demand_from_now_on_may_start_before_the_others_have_been_replaced(make, monkeypatch):
+    world = make({"red": SURGE, "blue": SURGE})
+    add = world.supervisor.add
+
+    async def slow(program):
+        if program.spec.served_name == "blue":
+            red = next(engine for engine in world.engines.running if engine.on_demand)
+            world.engines.obey(RUN, red.spec.address)
+            await until(lambda: "add engine red #2" in world.done)
+        return await add(program)
+
+    monkeypatch.setattr(world.supervisor, "add", slow)
+    async with asyncio.timeout(10):
+        await world.become({"red": ON_DEMAND, "blue": SURGE | LONGER})
 
 
 def parsed(line):
