@@ -154,8 +154,6 @@ class EngineDemand:
             return
         known.takes, known.leaves = news.takes, news.leaves
         first, known.heard, known.missed = not known.heard, True, False
-        if first:  # it may have been mended meanwhile
-            known.failures, known.not_before = 0, now
         match news.phase:
             case ResidencyPhase.STOPPED:
                 known.enter(ResidencyPhase.STOPPED, now)
@@ -186,6 +184,7 @@ class EngineDemand:
         if (known := self._engines.get(endpoint)) is not None:
             known.enter(ResidencyPhase.LEAVING, now)
             known.heard, known.ended, known.seemed = False, True, None
+            known.failures, known.not_before = 0, now  # it may have been mended when there is news
             self._tell(endpoint, known, None, now)
 
     def look(self) -> None:

@@ -18,7 +18,7 @@ from gateway.server.asgi import Headers
 from gateway.upstream.connection import BODILESS
 from gateway.upstream.interface import Answer, ChunkSink, ConnectFailedError, Upstream, UpstreamError
 from gateway.wire.engine_kinds import Meaning
-from gateway.wire.errors import stream_error
+from gateway.wire.errors import SHUTTING_DOWN, stream_error
 from gateway.wire.passing_usage import PassingUsage
 from gateway.wire.request import Api
 from gateway.wire.stream import (
@@ -389,7 +389,7 @@ class Attempt:
             return Ended(Outcome.CLIENT_CLOSED, Verdict.ABORTED)
         outcome, message = Outcome.UPSTREAM_TIMEOUT, "The endpoint sent nothing for too long."
         if flight.interruption is Interruption.SHUTDOWN:
-            outcome, message = Outcome.DRAINING, "This gateway is shutting down."
+            outcome, message = Outcome.DRAINING, SHUTTING_DOWN
         if self._response.answer_begun:
             await self._end_with(self._error_event(message, outcome))
         elif flight.interruption is Interruption.EVACUATED:

@@ -20,7 +20,7 @@ from gateway.relay.plane import Plane
 from gateway.relay.routes import Action, Route, find, methods
 from gateway.runtime.descriptors import lacking
 from gateway.server.asgi import Application, ClientGoneError, Receive, Scope, Send, send_answer
-from gateway.wire.errors import ErrorAnswer, openai_error
+from gateway.wire.errors import SHUTTING_DOWN, ErrorAnswer, openai_error
 
 _FULL = "kvgate has no file descriptor left for this request. Please retry."
 _log = structlog.get_logger("kvgate.relay")
@@ -101,8 +101,7 @@ class Gateway:
             client = plane.clients.identify(scope)
             exchange.client = client
             if self.draining:
-                message = "This gateway is shutting down."
-                outcome = await exchange.refuse(Outcome.DRAINING, message, retry_after=1.0, unread=receive)
+                outcome = await exchange.refuse(Outcome.DRAINING, SHUTTING_DOWN, retry_after=1.0, unread=receive)
                 return
             with plane.bodies.payload(client.flow) as payload:
                 exchange.response.begins = payload.drop

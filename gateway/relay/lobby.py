@@ -8,6 +8,7 @@ from gateway.admission.outcomes import Outcome
 from gateway.config.admission import QueueSettings
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.runtime.shares import Shares
+from gateway.wire.errors import SHUTTING_DOWN
 
 _Ready = TypeVar("_Ready")
 _RETRY_AFTER = 5.0
@@ -78,4 +79,4 @@ class Lobby:
 
 def shutting_down() -> RefusedError:
     """The refusal of a gateway that ends."""
-    return RefusedError(Outcome.DRAINING, "This gateway is shutting down.", retry_after=1.0)
+    return RefusedError(Outcome.DRAINING, SHUTTING_DOWN, retry_after=1.0)

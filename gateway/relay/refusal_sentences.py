@@ -7,6 +7,7 @@ from gateway.admission.limits.limit import Exceeded, Limit
 from gateway.admission.outcomes import Outcome
 from gateway.relay.demand import NO_ENDPOINT
 from gateway.relay.exchange import RefusedError
+from gateway.wire.errors import SHUTTING_DOWN
 
 
 def _never(exceeded: Exceeded) -> bool:
@@ -34,7 +35,7 @@ _SENTENCES: dict[Outcome, str] = {
     Outcome.WAIT_TOO_LONG: "The first token could not come within the TTFT target.",
     Outcome.QUEUE_TIMEOUT: "No room became free in time.",
     Outcome.NO_ENDPOINT: NO_ENDPOINT,
-    Outcome.DRAINING: "This gateway is shutting down.",
+    Outcome.DRAINING: SHUTTING_DOWN,
     Outcome.CONTEXT_LENGTH_EXCEEDED: "No endpoint has a KV cache that the prompt fits.",
 }
 

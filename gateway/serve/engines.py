@@ -142,11 +142,11 @@ class Engines:
         Raises:
             FailedError: a program does not start. What took over before that stays.
         """
-        before, done = self._gateways.settings, list[Engine]()
-        pending = list(change.replaced)
+        before = self._gateways.settings
+        done: list[Engine] = []
         try:
-            while pending:
-                old, new = pending.pop(0)
+            for old, new in change.replaced:
+                pending = change.replaced[len(done) + 1 :]
                 going = (*(engine for engine, _ in pending), *change.removed)
                 coming = [engine for _, engine in pending]
                 between = [telling(one, meanwhile(one.settings, before, coming, going)) for one in gateways]

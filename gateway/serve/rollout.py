@@ -1,6 +1,6 @@
 """PURE. The rollout of new settings: the engines to replace, add and remove, and the notice of a visible change."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pydantic import AnyUrl
@@ -60,19 +60,10 @@ def meanwhile(settings: Settings, before: Settings, coming: Sequence[Engine], go
         going: Those to go.
     """
     to_come, to_go = ({engine.spec.address for engine in engines} for engines in (coming, going))
-    present = _only(settings, lambda address: address not in to_come)
-    both = beside(present, _only(before, lambda address: address in to_go))
+    present = _with(settings, lambda endpoints: [at for at in endpoints if at.address not in to_come])
+    both = beside(present, _with(before, lambda endpoints: [at for at in endpoints if at.address in to_go]))
     models = (model for model in both.models if model.endpoints or model.discover)
     return both.model_copy(update={"models": tuple(models)})
-
-
-def _only(settings: Settings, there: Callable[[str], bool]) -> Settings:
-    """Settings with the endpoints of some addresses only."""
-    models = (
-        model.model_copy(update={"endpoints": tuple(at for at in model.endpoints if there(at.address))})
-        for model in settings.models
-    )
-    return settings.model_copy(update={"models": tuple(models)})
 
 
 def elsewhere(settings: Settings, engine: Engine, now: Engine) -> Settings:
@@ -82,7 +73,12 @@ def elsewhere(settings: Settings, engine: Engine, now: Engine) -> Settings:
         is_its = endpoint.address == engine.spec.address
         return endpoint.model_copy(update={"url": AnyUrl(now.spec.url)}) if is_its else endpoint
 
-    models = (model.model_copy(update={"endpoints": tuple(map(moved, model.endpoints))}) for model in settings.models)
+    return _with(settings, lambda endpoints: map(moved, endpoints))
+
+
+def _with(settings: Settings, change: Callable[[Sequence[EndpointSettings]], Iterable[EndpointSettings]]) -> Settings:
+    """Settings with each model's endpoints changed like this."""
+    models = (model.model_copy(update={"endpoints": tuple(change(model.endpoints))}) for model in settings.models)
     return settings.model_copy(update={"models": tuple(models)})
 
 
@@ -122,14 +118,13 @@ def notice(old: Engine, new: Engine, *, others: int, took: float | None, patienc
         return f"{serves(old)} ends, and {serves(new)} is served when its engine is ready"
     if others:
         return f"{serves(old)} is served by {others} of {others + 1} engines meanwhile"
+    wait = f"requests for {serves(old)} wait for what runs"
     if took is None:
-        return f"requests for {serves(old)} wait until the new engine is ready; after {patience:g} s they are refused"
+        return f"{wait} and then the new engine; after {patience:g} s they are refused"
+    wait += f", and about {took:.0f} s then"
     if took <= patience:
-        return f"requests for {serves(old)} wait about {took:.0f} s: so long its last start took"
-    return (
-        f"requests for {serves(old)} wait until the new engine is ready, about {took:.0f} s as its last start took; "
-        f"those that have waited {patience:g} s are refused with 503"
-    )
+        return f"{wait}: so long its last start took"
+    return f"{wait}, as its last start took; those that have waited {patience:g} s are refused with 503"
 
 
 def knows(settings: Settings, engine: Engine) -> bool:

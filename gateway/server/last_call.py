@@ -17,7 +17,7 @@ from typing import cast
 from gateway.admission.outcomes import Outcome
 from gateway.server.accepting import Accepting
 from gateway.server.unix_listening import UnixListening
-from gateway.wire.errors import error_answer, reasons
+from gateway.wire.errors import SHUTTING_DOWN, error_answer, reasons
 
 BACKLOG = 4096
 """Connections that may wait to be accepted: a thousand clients may connect at once."""
@@ -50,7 +50,7 @@ def closing_answer(outcome: Outcome, message: str) -> bytes:
     return b"HTTP/1.1 %d Service Unavailable\r\n%b\r\n%b" % (answer.status, lines, answer.body)
 
 
-LAST_WORD = closing_answer(Outcome.DRAINING, "This gateway is shutting down.")
+LAST_WORD = closing_answer(Outcome.DRAINING, SHUTTING_DOWN)
 """To a connection that was used. Who had just sent a request takes it for the answer, and who had not, closes."""
 
 

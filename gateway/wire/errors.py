@@ -29,6 +29,8 @@ class Refusal:
     anthropic_type: str
 
 
+SHUTTING_DOWN = "This gateway is shutting down."
+"""The sentence of `Outcome.DRAINING`."""
 REFUSALS: dict[Outcome, Refusal] = {
     Outcome.INVALID_REQUEST: Refusal(
         400, "invalid_request_error", "invalid_request", retry=False, anthropic_type="invalid_request_error"

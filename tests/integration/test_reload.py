@@ -162,7 +162,7 @@ async def test_in_place_says_what_it_costs_and_a_failure_brings_the_old_one_back
         kvgate.configure(reload="in_place", args=["--max-num-seqs=100", f"--fake-fails-once={fails_once}"])
         code, said = await asyncio.to_thread(kvgate.reload)
         assert code == 0, said
-        assert "in_place, as the settings say: requests for fake wait about" in said
+        assert "in_place, as the settings say: requests for fake wait for what runs, and about" in said
         assert said.index("wait about") < said.index("engine fake: stopped") < said.index("engine fake #2: starting")
         (new,) = kvgate.engines()
         assert new != old

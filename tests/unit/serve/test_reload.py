@@ -119,24 +119,19 @@ class Told:
         """It has ended."""
 
 
-def of_a_tier(tmp_path, engines):
-    """Settings with engines on demand, by their models' names at these addresses."""
+async def test_in_a_tier_one_front_talks_of_engines_as_any_gateway_may_decide(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVGATE_CACHE", str(tmp_path))
     (tmp_path / "key").write_text("0123456789abcdef" * 2)
     (tmp_path / "key").chmod(0o600)
-    engine = {"model": "org/m", "python": "/python", "on_demand": True}
-    return Settings.model_validate(
+    at = f"127.0.0.1:{free_port()}"
+    engine = {"model": "org/m", "python": "/python", "on_demand": True, "at": at}
+    settings = Settings.model_validate(
         {
             "server": {"host": "127.0.0.1", "port": 0, "workers": 2, "shutdown_timeout": 0.1},
-            "models": [{"name": name, "engine": {**engine, "at": at}} for name, at in engines.items()],
+            "models": [{"name": "m", "engine": engine}],
             "tier": {"redis": "redis://h", "advertise": f"127.0.0.1:{free_port()}", "key_file": tmp_path / "key"},
         }
     )
-
-
-async def test_in_a_tier_one_front_talks_of_engines_as_any_gateway_may_decide(tmp_path, monkeypatch):
-    monkeypatch.setenv("KVGATE_CACHE", str(tmp_path))
-    at = f"127.0.0.1:{free_port()}"
-    settings = of_a_tier(tmp_path, {"m": at})
     deployment = Deployment(Discovery(settings), lambda *_: settings, lambda _: None, lambda _: None)
     deployment.engines._supervisor = deployment.engines._attendant._supervisor = supervisor = Told()
     try:

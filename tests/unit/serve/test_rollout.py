@@ -105,13 +105,13 @@ def test_a_model_with_the_name_of_an_adapter_is_not_known_beside_it(adapted):
     ("others", "took", "said"),
     [
         (2, 30, "m is served by 2 of 3 engines meanwhile"),
-        (0, None, "requests for m wait until the new engine is ready; after 60 s they are refused"),
-        (0, 20.4, "requests for m wait about 20 s: so long its last start took"),
+        (0, None, "requests for m wait for what runs and then the new engine; after 60 s they are refused"),
+        (0, 20.4, "requests for m wait for what runs, and about 20 s then: so long its last start took"),
         (
             0,
             95,
             (
-                "requests for m wait until the new engine is ready, about 95 s as its last start took; "
+                "requests for m wait for what runs, and about 95 s then, as its last start took; "
                 "those that have waited 60 s are refused with 503"
             ),
         ),
