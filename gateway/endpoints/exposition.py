@@ -62,16 +62,16 @@ _LINE_COST = 128
 def lines_of(prefix: str, names: Iterable[str]) -> re.Pattern[bytes]:
     """An expression that finds the lines of these metrics, for `samples`; no name may be the beginning of another.
 
-    As no expression here, it does not backtrack: an endpoint may answer with anything.
+    As of every expression here, its time grows with the text and no faster: an endpoint may answer with anything.
     """
     return re.compile(rb"\n%b(%b)(?=[ \t{])([^\n]{0,%d})" % (prefix.encode(), "|".join(names).encode(), _LONGEST_LINE))
 
 
 _LINE = lines_of("vllm:", _NAMES)
 _LORA_LINE = lines_of("vllm:", ["lora_requests_info"])
-_QUOTED = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-_SAMPLE = re.compile(rb"(?:\{((?:[^\"}]++|" + _QUOTED + rb")*+)\})?[ \t]++([^\s]{1,64})(?!\S)")
-_LABEL = re.compile(rb'(?<![A-Za-z0-9_])([A-Za-z_][A-Za-z0-9_]*+)[ \t]*+=[ \t]*+"([^"\\]*+(?:\\.[^"\\]*+)*+)"')
+_QUOTED = rb'"[^"\\]*+(?:\\.[^"\\]*+)*"'
+_SAMPLE = re.compile(rb"(?:\{((?:[^\"}]++|" + _QUOTED + rb")*)\})?[ \t]++([^\s]{1,64})(?!\S)")
+_LABEL = re.compile(rb'(?<![A-Za-z0-9_])([A-Za-z_][A-Za-z0-9_]*+)[ \t]*+=[ \t]*+"([^"\\]*+(?:\\.[^"\\]*+)*)"')
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 

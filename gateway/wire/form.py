@@ -21,10 +21,10 @@ _BOUNDARY = re.compile(
 """All that clients write. In another charset a name could be spelled in other bytes."""
 _TOKEN = rb"[\w!#$%&'*+.^`|~-]"
 _HEAD = re.compile(
-    rb"""(?:(?!content-disposition)%(token)b++:[^\r\n]*+\r\n)*+
+    rb"""(?:(?!content-disposition)%(token)b++:[^\r\n]*+\r\n)*
     content-disposition:[ \t]*form-data;[ \t]*name=(?P<name>"[^"\\\r\n]*+"|%(token)b++)
-    (?:;[ \t]*filename(?:="(?:[^"\\\r\n]|\\[^\r\n])*+"|\*?=%(token)b++)){0,2}
-    (?:\r\n(?!content-disposition)%(token)b++:[^\r\n]*+)*+"""
+    (?:;[ \t]*filename(?:="(?:[^"\\\r\n]|\\[^\r\n])*"|\*?=%(token)b++)){0,2}
+    (?:\r\n(?!content-disposition)%(token)b++:[^\r\n]*+)*"""
     % {b"token": _TOKEN},
     re.IGNORECASE | re.VERBOSE,
 )
