@@ -81,7 +81,8 @@ class EngineDemand:
         follower: the front, or all of them: hears what to expect.
         parent: launches the engines.
         clock: monotonic seconds.
-        carries: whether fronts have a request on an endpoint, which need not be a configured one.
+        carries: whether fronts in other processes have a request on an endpoint, which need not be a configured one;
+            None where the only front is in this process.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class EngineDemand:
         *,
         parent: Launcher,
         clock: Callable[[], float],
-        carries: Callable[[EndpointId], bool],
+        carries: Callable[[EndpointId], bool] | None = None,
     ) -> None:
         self._cores = cores
         self._monitors = monitors
@@ -101,19 +102,15 @@ class EngineDemand:
         self._parent = parent
         self._clock = clock
         self._carries = carries
-        self._unknown: set[EndpointId] = set()
-        """Engines that are to end, and that no settings name here: those of other gateways of a tier may."""
-        self._settled_at = clock() + TAKEN_OVER
-        """When all is known that is on them."""
+        self._leaving: dict[EndpointId, float] = {}
+        """Engines that are to end, of which nothing else is decided here, and when all is known that is on them. They
+        always run, or no settings name them here: those of other gateways of a tier may."""
+        self._settled_at = clock() + (0.0 if carries is None else TAKEN_OVER)
+        """When all is known that is on engines which ran before."""
         self._engines = {EndpointId(at): _Known(how, clock()) for at, how in launched.items() if how is not None}
         self._awaited: dict[int, Mapping[str, float]] = {}
         """By front and model: when the oldest request came that waits there, as only an engine can count it."""
         parent.on_news, parent.on_lost = self.heard, self.lost
-
-    @property
-    def any(self) -> bool:
-        """Whether there is such an engine."""
-        return bool(self._engines)
 
     async def run(self) -> None:
         """Look at demand, until cancelled."""
@@ -148,8 +145,12 @@ class EngineDemand:
         """Take news of the parent."""
         endpoint = EndpointId(news.address)
         known, now = self._engines.get(endpoint), self._clock()
-        ends = news.leaves and news.phase in _RUNS and endpoint not in self._monitors
-        (self._unknown.add if ends else self._unknown.discard)(endpoint)
+        if not news.leaves or news.phase not in _RUNS or (known is not None and endpoint in self._monitors):
+            self._leaving.pop(endpoint, None)
+        elif endpoint not in self._leaving:
+            self._leaving[endpoint] = max(self._settled_at, now + SETTLE)
+            if endpoint in self._monitors:
+                self._monitors[endpoint].retire()
         if known is None:
             return
         known.takes, known.leaves = news.takes, news.leaves
@@ -180,7 +181,7 @@ class EngineDemand:
     def lost(self, address: str) -> None:
         """Nothing can be known of an engine until there is news of it again. What is on it may go on."""
         endpoint, now = EndpointId(address), self._clock()
-        self._unknown.discard(endpoint)
+        self._leaving.pop(endpoint, None)
         if (known := self._engines.get(endpoint)) is not None:
             known.enter(ResidencyPhase.LEAVING, now)
             known.heard, known.ended, known.seemed = False, True, None
@@ -190,9 +191,9 @@ class EngineDemand:
     def look(self) -> None:
         """Have done what is due now."""
         now = self._clock()
-        if now >= self._settled_at:
-            for endpoint in [endpoint for endpoint in self._unknown if not self._carries(endpoint)]:
-                self._unknown.discard(endpoint)
+        for endpoint in [endpoint for endpoint, settled_at in self._leaving.items() if now >= settled_at]:
+            if not self._busy(endpoint):
+                del self._leaving[endpoint]
                 self._parent.end(endpoint)
         engines = []
         for endpoint, known in self._engines.items():
@@ -295,8 +296,10 @@ class EngineDemand:
 
     def _busy(self, endpoint: EndpointId) -> bool:
         """Whether requests are on an engine, by the account or by what fronts say of it."""
-        monitor = self._monitors[endpoint]
-        if monitor.in_flight or monitor.passing:
+        if self._carries is not None and self._carries(endpoint):
+            return True
+        monitor = self._monitors.get(endpoint)
+        if monitor is not None and (monitor.in_flight or monitor.passing):
             return True
         driver = self._cores.driver_of(endpoint)
         return driver is not None and driver.controller.in_flight(endpoint) > 0

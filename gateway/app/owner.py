@@ -56,7 +56,8 @@ class Owner:
         launched: the engines that kvgate launches.
         parent: launches them.
         before: called before each event of a core.
-        carries: whether fronts have a request on an endpoint, which need not be a configured one.
+        carries: whether fronts in other processes have a request on an endpoint, which need not be a configured one;
+            None where the only front is in this process.
 
     Raises:
         ConfigurationError: the event log cannot be written.
@@ -75,7 +76,7 @@ class Owner:
         launched: Launched = MappingProxyType({}),
         parent: Launcher | None = None,
         before: Callable[[], None] | None = None,
-        carries: Callable[[EndpointId], bool] = lambda _endpoint: False,
+        carries: Callable[[EndpointId], bool] | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
@@ -114,8 +115,7 @@ class Owner:
         self._background.spawn("GPU watch", self._gpus.run)
         self._background.spawn("samples", self._sample)
         self._background.spawn("history", self._keep_history)
-        if self.demand.any:
-            self._background.spawn("engines on demand", self.demand.run)
+        self._background.spawn("engines that come and go", self.demand.run)
         self._background.spawn("what was learned", self._keep_learned)
         if self._recorder is not None:
             self._recorder.start()

@@ -107,7 +107,8 @@ class Engines:
 
     async def leave(self) -> None:
         """In a tier, have requests of other gateways leave these engines, which are to end."""
-        await self._leave(*self.running)
+        if self._gateways.settings.tier.redis is not None:
+            await self._leave(*self.running)
 
     def close(self) -> None:
         """Leave all ports."""
@@ -142,15 +143,18 @@ class Engines:
         Raises:
             FailedError: a program does not start. What took over before that stays.
         """
-        before = self._gateways.settings
         done: list[Engine] = []
+
+        def when(coming: Sequence[Engine], going: Sequence[Engine]) -> list[Gateway]:
+            now, also = self._gateways.settings, (*going, *change.removed)
+            return [telling(one, meanwhile(one.settings, now, coming, also)) for one in gateways]
+
         try:
             for old, new in change.replaced:
                 pending = change.replaced[len(done) + 1 :]
-                going = (*(engine for engine, _ in pending), *change.removed)
-                coming = [engine for _, engine in pending]
-                between = [telling(one, meanwhile(one.settings, before, coming, going)) for one in gateways]
-                await self._replace(old, new, between, settings)
+                going, coming = [engine for engine, _ in pending], [engine for _, engine in pending]
+                until_then = when((new, *coming), (old, *going) if serves(old) == serves(new) else going)
+                await self._replace(old, new, until_then, when(coming, going), settings)
                 done.append(new)
             if change.removed or not change.replaced:
                 await self._gateways.hand_over(gateways)
@@ -160,13 +164,27 @@ class Engines:
             names = " and ".join(engine.name for engine in done)
             raise FailedError(f"{error} What has taken over stays: {names}.") from None
 
-    async def _replace(self, old: Engine, new: Engine, gateways: list[Gateway], settings: Settings) -> None:
+    async def _replace(
+        self, old: Engine, new: Engine, until_then: list[Gateway], then: list[Gateway], settings: Settings
+    ) -> None:
+        """Replace an engine.
+
+        Args:
+            old: It goes.
+            new: It comes.
+            until_then: The gateways before the new one comes in its place; they know the old one, if it has its name.
+            then: The gateways after that.
+            settings: What is to be.
+
+        Raises:
+            FailedError: a program does not start.
+        """
         why = None if new.on_demand else await self._no_surge(new, settings)
         if why is None:
             how = "starts on demand" if new.on_demand else "starts beside it and takes over when it is ready"
             self._say(f"{old.name}: surge: a new engine {how}")
             await self._start(new)
-            await self._gateways.hand_over(gateways)
+            await self._turn_from(old, new, then)
             await self._stop(old)
             return
         others = sum(serves(engine) == serves(old) for engine in self.running) - 1
@@ -174,7 +192,9 @@ class Engines:
         said = notice(old, new, others=others, took=self._took.get(old.name), patience=patience)
         self._say(f"{old.name}: in_place, as {why}: {said}")
         before, was = self._gateways.running, old if old.on_demand else self._supervisor.program(old.name)
-        await self._gateways.hand_over(gateways)
+        # First, so that streams of all other models are on those of before, and hold up nobody who waits for this one.
+        await self._turn_from(old, new, until_then)
+        await self._turn_from(old, new, then)
         await self._stop(old)
         try:
             await self._start(new)
@@ -189,8 +209,20 @@ class Engines:
             else:
                 self.running.append(back)
                 self._supervisor.launch(back)  # again and again, if what ended has yet to leave its memory
-            await self._gateways.hand_over([telling(one, elsewhere(one.settings, old, back)) for one in before])
+            await self._gateways.go_by([telling(one, elsewhere(one.settings, old, back)) for one in before])
             raise FailedError(STILL) from None
+
+    async def _turn_from(self, old: Engine, new: Engine, gateways: Sequence[Gateway]) -> None:
+        """Have gateways go by these. If they know the old engine no more, wait until nothing of theirs is on it.
+
+        Only others take over from gateways that are to forget its model, too: what waits there still goes to it.
+        """
+        if serves(old) == serves(new) or not knows(self._gateways.settings, old):
+            await self._gateways.go_by(gateways)
+        else:
+            await self._gateways.hand_over(gateways)
+        if self._gateways.reach(old) and not knows(self._gateways.settings, old):
+            await self._leave(old)
 
     async def _no_surge(self, new: Engine, settings: Settings) -> str | None:
         """Why an engine has to wait for the end of the one it replaces; None if it need not."""
@@ -214,17 +246,17 @@ class Engines:
     async def _stop(self, engine: Engine) -> None:
         self.running.remove(engine)
         if engine.on_demand:
-            await self._leave(engine)
+            if self._gateways.settings.tier.redis is not None:  # requests of other gateways are on it
+                await self._leave(engine)
             await self._attendant.remove(engine)
         else:
             await self._supervisor.remove(engine.name)
             self._attendant.gone(engine)
 
     async def _leave(self, *engines: Engine) -> None:
-        settings = self._gateways.settings
-        if settings.tier.redis is not None:
-            within = settings.server.shutdown_timeout
-            await asyncio.gather(*(self._attendant.leave(engine, within) for engine in engines))
+        """Wait until no request is on these engines, or for as long as one may take."""
+        within = self._gateways.settings.server.shutdown_timeout
+        await asyncio.gather(*(self._attendant.leave(engine, within) for engine in engines))
 
     def _renew(self, engines: Sequence[Engine]) -> None:
         """Go by the new descriptions of engines that go on: they may have other places, and share what they have."""

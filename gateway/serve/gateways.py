@@ -12,8 +12,9 @@ from engine.diagnosis.sign import Diagnosis
 from engine.program import Engine, Role
 from engine.supervisor import Supervisor
 from gateway.config.errors import ConfigurationError
+from gateway.config.reloadable import SettingsChange
 from gateway.config.settings import Settings
-from gateway.serve.launch import Gateway, divided, knowing, place_by, telling, unused
+from gateway.serve.launch import Gateway, agrees, divided, knowing, place_by, telling, unused
 from gateway.serve.owner_socket import OwnerSocket
 from gateway.serve.rollout import beside
 
@@ -40,6 +41,8 @@ class Gateways:
         self, running: Sequence[Gateway], supervisor: Supervisor, say: Say, succeeded: Callable[[], None]
     ) -> None:
         self.running = list(running)
+        self._reached = _addresses(running)
+        """Addresses of the endpoints that these processes have known."""
         self._supervisor = supervisor
         self._say = say
         self._succeeded = succeeded
@@ -54,6 +57,10 @@ class Gateways:
     def settings(self) -> Settings:
         """The settings by which they decide."""
         return self.running[0].settings
+
+    def reach(self, engine: Engine) -> bool:
+        """Whether a request of these gateways may be on an engine."""
+        return engine.spec.address in self._reached
 
     @property
     def is_owned(self) -> bool:
@@ -70,6 +77,29 @@ class Gateways:
         """The place of an engine by what the process that decides knows."""
         return place_by(self.running[0], engine)
 
+    def change_to(self, gateways: Sequence[Gateway]) -> SettingsChange | None:
+        """The change to these, if the running ones can become these as they serve."""
+        old, new = self.running[0], gateways[0]
+        change = SettingsChange.between(old.settings, new.settings)
+        return None if change.later or old.described != new.described or not agrees(old, new) else change
+
+    async def go_by(self, gateways: Sequence[Gateway]) -> None:
+        """Turn the running gateways into these as they serve if that can be; else have these take over.
+
+        Raises:
+            FailedError: the settings cannot be used, or one does not start. What ran before runs on.
+        """
+        if self.change_to(gateways) is not None:
+            try:
+                await self.become(gateways)
+            except ConfigurationError as error:
+                raise FailedError(f"{error}\n{STILL}") from None
+            except TimeoutError:
+                pass
+            else:
+                return
+        await self.hand_over(gateways)
+
     async def become(self, changed: Sequence[Gateway]) -> None:
         """Turn the running gateways into these, and keep their names.
 
@@ -77,7 +107,8 @@ class Gateways:
             ConfigurationError: the settings cannot be used, and nothing was changed.
             TimeoutError: a gateway does not run, or does not answer.
         """
-        coming = [replace(new, name=old.name) for old, new in zip(self.running, changed, strict=True)]
+        coming = [replace(knowing(new, old), name=old.name) for old, new in zip(self.running, changed, strict=True)]
+        self._reached |= _addresses(coming)
         told: list[Gateway] = []
         # The owner comes first in the list, and last here: it may send requests only where fronts can reach.
         for old, new in reversed(list(zip(self.running, coming, strict=True))):
@@ -146,7 +177,7 @@ class Gateways:
         return unused(gateway.name.partition(" #")[0], taken)
 
     def _are(self, gateways: Sequence[Gateway]) -> None:
-        self.running = list(gateways)
+        self.running, self._reached = list(gateways), _addresses(gateways)
         self._succeeded()
 
     async def _start(self, gateways: Sequence[Gateway]) -> None:
@@ -220,3 +251,8 @@ class Gateways:
 
 def _not_started(gateway: Gateway, why: Diagnosis) -> FailedError:
     return FailedError(f"The new {gateway.name} does not start. {why}\n{STILL}")
+
+
+def _addresses(gateways: Sequence[Gateway]) -> set[str]:
+    models = (model for gateway in gateways for model in gateway.settings.models)
+    return {endpoint.address for model in models for endpoint in model.endpoints}

@@ -103,6 +103,8 @@ class Attendant:
         """Engines that are about to end, of which the process that decides knows nothing."""
         self._waiting: set[str] = set()
         """Addresses of engines that are to be started once another has ended."""
+        self._leaving: set[str] = set()
+        """Addresses of engines that always run and are to end: who decides says when nothing is on them."""
         self._in_the_way: set[str] = set()
         """Addresses of those others: who decides is to end them as soon as nothing is on them."""
 
@@ -116,19 +118,25 @@ class Attendant:
         self._held[engine.spec.address].engine = engine
 
     async def leave(self, engine: Engine, within: float) -> None:
-        """Have the process that decides end an engine once nothing is on it; wait for that at most so many seconds.
+        """Have the process that decides leave an engine alone; wait at most so many seconds until nothing is on it.
 
-        It is for a tier: requests of other gateways are on it, of which nothing is known here.
+        One on demand has ended then.
         """
-        held = self._held[engine.spec.address]
-        held.leaves = True
-        self._say(held)
+        address = engine.spec.address
+        if (held := self._held.get(address)) is not None:
+            held.leaves = True
+            self._say(held)
+        else:
+            self._leaving.add(address)
+            self._say_leaving(address)
         try:
             async with asyncio.timeout(within):
-                while held.phase is not ResidencyPhase.STOPPED:  # noqa: ASYNC110  # it may start and end meanwhile
+                while self._is_on(address):  # noqa: ASYNC110  # it may start and end meanwhile
                     await asyncio.sleep(_LOOK)
         except TimeoutError:
             _log.warning(f"{engine.name}: it ends with requests on it, as they did not end in {within:g} s")
+        finally:
+            self._leaving.discard(address)
 
     async def remove(self, engine: Engine) -> None:
         """End an engine, and forget it."""
@@ -161,6 +169,7 @@ class Attendant:
         """Carry out an order, `RUN` or `END`, as soon as that may be."""
         self._waiting.discard(address)
         if (held := self._held.get(address)) is None:
+            self._leaving.discard(address)
             return
         if order == RUN and self._is_taken(held):
             self._waiting.add(address)
@@ -193,11 +202,18 @@ class Attendant:
         self._in_the_way.clear()
         for held in self._held.values():
             self._say(held)
+        for address in self._leaving:
+            self._say_leaving(address)
 
     def close(self) -> None:
         """Leave all ports."""
         for held in self._held.values():
             held.free_port()
+
+    def _is_on(self, address: str) -> bool:
+        """Whether an engine that is to be left alone has yet to end, or to be without requests."""
+        held = self._held.get(address)
+        return address in self._leaving if held is None else held.phase is not ResidencyPhase.STOPPED
 
     def _is_taken(self, held: _Held) -> bool:
         """Whether another one is in the way of this one.
@@ -350,3 +366,6 @@ class Attendant:
         address = held.engine.spec.address
         leaves = held.leaves or address in self._in_the_way
         self._tell(EngineNews(address, held.phase, held.takes, wrong, self._turn, leaves))
+
+    def _say_leaving(self, address: str) -> None:
+        self._tell(EngineNews(address, ResidencyPhase.UP, turn=self._turn, leaves=True))

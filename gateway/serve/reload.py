@@ -29,7 +29,7 @@ from gateway.serve.discovery import Discovery
 from gateway.serve.engines import Engines
 from gateway.serve.gateways import STILL, FailedError, Gateways
 from gateway.serve.hang_restarts import Hangs
-from gateway.serve.launch import Gateway, agrees, programs, telling
+from gateway.serve.launch import Gateway, programs, telling
 from gateway.serve.owner_socket import OwnerSocket, expect_free
 from gateway.serve.processes import is_cut, worker_count
 from gateway.server.last_call import BACKLOG, last_call
@@ -231,11 +231,8 @@ class Deployment:
         Raises:
             ConfigurationError: the settings cannot be used.
         """
-        before = self._gateways.running
-        change = SettingsChange.between(before[0].settings, gateways[0].settings)
-        if not self.engines.are(engines) or change.later or before[0].described != gateways[0].described:
-            return False
-        if not agrees(before[0], gateways[0]):
+        change = self._gateways.change_to(gateways)
+        if change is None or not self.engines.are(engines):
             return False
         try:
             await self._gateways.become(gateways)

@@ -7,6 +7,7 @@ from pydantic import AnyUrl
 
 from engine.program import Engine
 from gateway.config.endpoint import EndpointSettings
+from gateway.config.fallback import FallbackSettings
 from gateway.config.settings import ModelSettings, Settings
 
 
@@ -50,20 +51,38 @@ def serves(engine: Engine) -> str:
     return engine.spec.served_name
 
 
-def meanwhile(settings: Settings, before: Settings, coming: Sequence[Engine], going: Sequence[Engine]) -> Settings:
+def meanwhile(settings: Settings, now: Settings, coming: Sequence[Engine], going: Sequence[Engine]) -> Settings:
     """A gateway's settings while some engines have yet to come, and others that are to go still serve.
+
+    A model that has nothing else before its engine comes keeps what it has, be it an endpoint or an adapter.
 
     Args:
         settings: What is to be, with those to come, and without those to go.
-        before: What was.
+        now: What is.
         coming: Those to come: nobody is to wait for them yet.
         going: Those to go.
     """
     to_come, to_go = ({engine.spec.address for engine in engines} for engines in (coming, going))
     present = _with(settings, lambda endpoints: [at for at in endpoints if at.address not in to_come])
-    both = beside(present, _with(before, lambda endpoints: [at for at in endpoints if at.address in to_go]))
-    models = (model for model in both.models if model.endpoints or model.discover)
-    return both.model_copy(update={"models": tuple(models)})
+    awaited = {
+        model.name
+        for model, there in zip(settings.models, present.models, strict=True)
+        if model.endpoints and not (there.endpoints or there.discover)
+    }
+    kept = [
+        model
+        if model.name in awaited
+        else model.model_copy(update={"endpoints": tuple(at for at in model.endpoints if at.address in to_go)})
+        for model in now.models
+    ]
+    both = beside(present, now.model_copy(update={"models": tuple(kept)}))
+    adapters = {model.name: [one for one in model.lora if one.name in awaited] for model in now.models}
+    models = [
+        model.model_copy(update={"lora": (*model.lora, *adapters.get(model.name, ()))})
+        for model in both.models
+        if model.endpoints or model.discover
+    ]
+    return _of(both, models)
 
 
 def elsewhere(settings: Settings, engine: Engine, now: Engine) -> Settings:
@@ -97,7 +116,18 @@ def beside(settings: Settings, other: Settings) -> Settings:
             models[at] = models[at].model_copy(update={"endpoints": (*models[at].endpoints, *new)})
         elif new and not any(_clash(also, model) or _clash(model, also) for model in models):
             models.append(also.model_copy(update={"endpoints": new}))
-    return settings.model_copy(update={"models": tuple(models)})
+    return _of(settings, models)
+
+
+def _of(settings: Settings, models: Sequence[ModelSettings]) -> Settings:
+    """Settings with these models, and no fallback to another one."""
+    names = {model.known_as for model in models}
+
+    def is_there(fallback: FallbackSettings) -> bool:
+        return fallback.url is not None or fallback.model in names
+
+    there = (model.model_copy(update={"fallbacks": (*filter(is_there, model.fallbacks),)}) for model in models)
+    return settings.model_copy(update={"models": (*there,)})
 
 
 def _clash(model: ModelSettings, other: ModelSettings) -> bool:
@@ -118,9 +148,9 @@ def notice(old: Engine, new: Engine, *, others: int, took: float | None, patienc
         return f"{serves(old)} ends, and {serves(new)} is served when its engine is ready"
     if others:
         return f"{serves(old)} is served by {others} of {others + 1} engines meanwhile"
-    wait = f"requests for {serves(old)} wait for what runs"
+    wait = f"requests for {serves(old)} wait for those on it"
     if took is None:
-        return f"{wait} and then the new engine; after {patience:g} s they are refused"
+        return f"{wait} and then for the new engine; after {patience:g} s they are refused"
     wait += f", and about {took:.0f} s then"
     if took <= patience:
         return f"{wait}: so long its last start took"

@@ -36,8 +36,9 @@ class Served:
     def file(self):
         return self.folder / "kvgate.yaml"
 
-    def configure(self, file=None, *, args=(), server=None, **engine):
-        (file or self.file).write_text(yaml.safe_dump(configuration(self.folder, args, server or {}, engine)))
+    def configure(self, file=None, *, args=(), server=None, other=False, **engine):
+        configured = configuration(self.folder, args, server or {}, engine, other=other)
+        (file or self.file).write_text(yaml.safe_dump(configured))
 
     def reload(self, *arguments, timeout=60):
         """`kvgate reload`: its exit code and what it said."""
@@ -72,7 +73,8 @@ def ancestors(pid):
     return found
 
 
-def configuration(folder, args=(), server=None, engine=None, health=None):
+def configuration(folder, args=(), server=None, engine=None, health=None, *, other=False):
+    """A model, and another one whose engine never changes."""
     model = folder / "model"
     given = ["--load-format=dummy", "--step-seconds=0.005", f"--fake-pids={folder}/pids", *args]
     engine = {
@@ -83,11 +85,15 @@ def configuration(folder, args=(), server=None, engine=None, health=None):
         "reload": "surge",
         **(engine or {}),
     }
+    models = [{"name": "fake", "tokenizer": "/nonexistent", "engine": engine}]
+    if other:
+        constant = {**engine, "args": ["--load-format=dummy", "--step-seconds=0.1", f"--fake-pids={folder}/pids"]}
+        models.append({"name": "other", "tokenizer": "/nonexistent", "engine": constant})
     return {
         "server": server or {},
         "health": {"interval": 0.2, "hung_after": 2.0, **(health or {})},
         "admission": {"ttft_target": "none"},
-        "models": [{"name": "fake", "tokenizer": "/nonexistent", "engine": engine}],
+        "models": models,
     }
 
 
@@ -99,13 +105,13 @@ def launched(tmp_path, monkeypatch):
     made(tmp_path)
     with contextlib.ExitStack() as stack:
 
-        def start(replicas=1, port=None, health=None, **engine):
+        def start(replicas=1, port=None, health=None, *, other=False, **engine):
             file = tmp_path / "kvgate.yaml"
             engine = {"replicas": replicas, **engine}
-            file.write_text(yaml.safe_dump(configuration(tmp_path, engine=engine, health=health)))
+            file.write_text(yaml.safe_dump(configuration(tmp_path, engine=engine, health=health, other=other)))
             running = serving(tmp_path / "kvgate.log", port or free_port(), "--config", str(file))
             kvgate = stack.enter_context(running)
-            kvgate.wait_healthy(replicas)
+            kvgate.wait_healthy(replicas + other)
             return Served(tmp_path, kvgate, dict(os.environ))
 
         yield start
@@ -162,8 +168,8 @@ async def test_in_place_says_what_it_costs_and_a_failure_brings_the_old_one_back
         kvgate.configure(reload="in_place", args=["--max-num-seqs=100", f"--fake-fails-once={fails_once}"])
         code, said = await asyncio.to_thread(kvgate.reload)
         assert code == 0, said
-        assert "in_place, as the settings say: requests for fake wait for what runs, and about" in said
-        steps = ["wait for what runs", "engine fake: stopped", "engine fake #2: starting"]
+        assert "in_place, as the settings say: requests for fake wait for those on it, and about" in said
+        steps = ["wait for those on it", "engine fake: stopped", "engine fake #2: starting"]
         assert sorted(steps, key=said.index) == steps
         (new,) = kvgate.engines()
         assert new != old
@@ -179,6 +185,33 @@ async def test_in_place_says_what_it_costs_and_a_failure_brings_the_old_one_back
     assert not fails_once.exists()
     assert len(kvgate.engines()) == 1
     assert kvgate.kvgate.state()["endpoints"][0]["max_num_seqs"] == 100
+
+
+async def test_a_stream_of_another_model_keeps_none_from_a_model_whose_engine_is_replaced_in_its_place(launched):
+    kvgate = launched(reload="in_place", other=True)
+    (_, other) = kvgate.engines()
+    async with httpx.AsyncClient(base_url=kvgate.url, timeout=60, trust_env=False) as client:
+        asked = body(tokens=80, model="other", stream=True)
+        async with client.stream("POST", CHAT, json=asked) as stream:
+            lines = stream.aiter_lines()
+            await anext(lines)
+            kvgate.configure(reload="in_place", other=True, args=["--max-num-seqs=100"])
+            reloading = asyncio.create_task(asyncio.to_thread(kvgate.reload))
+            ended = asyncio.create_task(_last(lines))
+            while not ended.done():
+                answer = await client.post(CHAT, json=body())
+                assert answer.status_code == httpx.codes.OK
+                assert answer.elapsed.total_seconds() < 4, "it does not wait for the stream"
+            assert await ended == "data: [DONE]"
+        code, said = await reloading
+        assert code == 0, said
+        assert (await client.post(CHAT, json=body())).status_code == httpx.codes.OK
+    assert other in kvgate.engines()
+    assert said.index("takes over from") < said.index("engine fake: stopping") < said.index("engine fake #2: ready")
+
+
+async def _last(lines):
+    return [line async for line in lines if line][-1]
 
 
 async def test_replicas_are_replaced_one_after_the_other_and_become_fewer(launched):

@@ -47,7 +47,7 @@ class Monitor:
 class World:
     """Two engines in one group, a core for the first one, and a parent that keeps what it is asked."""
 
-    def __init__(self):
+    def __init__(self, *, elsewhere=True):
         self.now = 100.0
         self.asked, self.told, self.handled = [], [], []
         self.carried = set()
@@ -75,7 +75,7 @@ class World:
             follower,
             parent=parent,
             clock=lambda: self.now,
-            carries=lambda endpoint: endpoint in self.carried,
+            carries=(lambda endpoint: endpoint in self.carried) if elsewhere else None,
         )
 
     def pass_time(self, seconds):
@@ -364,6 +364,29 @@ def test_one_that_is_to_end_and_no_settings_name_ends_when_nothing_is_on_it(worl
     world.hear(gone, leaves=True)
     world.pass_time(1)
     assert len(world.asked) == 1
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_one_that_always_runs_ends_when_nothing_is_on_it_and_gets_no_request_until_then(elsewhere):
+    world = World(elsewhere=elsewhere)
+    monitor = world.monitors["c:1"] = Monitor()
+    monitor.state, monitor.in_flight = State.UP, 1
+    world.hear("c:1", ResidencyPhase.UP, leaves=True)
+    assert monitor.state is State.STOPPED
+    world.pass_time(TAKEN_OVER + SETTLE)
+    assert world.asked == []
+    monitor.in_flight = 0
+    world.pass_time(LOOK)
+    assert world.asked == [("end", "c:1")]
+    world.pass_time(1)
+    assert len(world.asked) == 1
+
+
+def test_where_the_only_front_is_in_this_process_all_is_known_at_once():
+    world = World(elsewhere=False)
+    world.hear("c:1", ResidencyPhase.UP, leaves=True)
+    world.pass_time(SETTLE + LOOK)
+    assert world.asked == [("end", "c:1")]
 
 
 @pytest.mark.parametrize("then", ["it is lost", "it is configured again", "it has ended", "nothing waits for it"])

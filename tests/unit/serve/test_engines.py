@@ -1,5 +1,6 @@
 import asyncio
 import signal
+from itertools import count
 
 import msgspec
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from engine.diagnosis.sign import Diagnosis
 from engine.events import BecameReady, Crashed, Stopped
 from gateway.admission.events import ResidencyPhase
-from gateway.app.parent import ENDED, NEWS, RUN
+from gateway.app.parent import END, ENDED, NEWS, RUN
 from gateway.config.settings import Settings
 from gateway.pools.launcher import EngineEnded, EngineNews
 from gateway.serve.engines import Engines
@@ -28,6 +29,8 @@ class Supervisor:
         """Names of programs that are."""
         self.programs = {}
         self.told = []
+        self.on_leaves = lambda _address: None
+        """Does what the process that decides does when it hears that an engine leaves."""
 
     async def add(self, program):
         if program.spec.served_name in self.fails:
@@ -53,17 +56,20 @@ class Supervisor:
 
     def tell(self, _name, line):
         self.told.append(line)
+        if line.startswith(NEWS) and parsed(line).leaves:
+            self.on_leaves(parsed(line).address)
 
 
 class Gateways:
-    """Only ever hands over."""
+    """They note what they know after each change."""
 
     def __init__(self, done, running):
         self.done = done
         self.running = running
         self.fails = False
         self.knew = []
-        """After each hand-over: models and how many engines each has."""
+        """After each change: models and how many engines each has."""
+        self.reached, self.new = set(), False
 
     @property
     def settings(self):
@@ -77,10 +83,25 @@ class Gateways:
         return place_by(self.running[0], engine)
 
     async def hand_over(self, gateways):
+        self.reached, self.new = set(), True
+        self._become("to", gateways)
+
+    async def go_by(self, gateways):
+        """Live, but for the first time."""
+        if self.new:
+            self._become("live to", gateways)
+        else:
+            await self.hand_over(gateways)
+
+    def reach(self, engine):
+        return engine.spec.port in self.reached
+
+    def _become(self, how, gateways):
         if self.fails:
             raise FailedError("no owner starts")
         self.running = list(gateways)
-        self.done.append(f"to {' '.join(map(str, self.ports))}")
+        self.reached.update(self.ports)
+        self.done.append(f"{how} {' '.join(map(str, self.ports))}")
         self.knew.append({model.name: len(model.endpoints) for model in self.settings.models})
 
     @property
@@ -99,9 +120,14 @@ class World:
         engines, gateways = programs(settings)
         self.supervisor, self.gateways = Supervisor(self.done), Gateways(self.done, gateways)
         self.engines = Engines(engines, self.supervisor, self.gateways, self.said.append)
+        self.supervisor.on_leaves = self.left
         for engine in engines:
             if not engine.on_demand:
                 self.supervisor.programs[engine.name] = engine
+
+    def left(self, address):
+        self.done.append(f"left {address.rpartition(':')[2]}")
+        asyncio.get_running_loop().call_soon(self.engines.obey, END, address)
 
     def settings(self, models):
         engine = {"model": "org/m", "python": "/python", "stop_timeout": 0.1}
@@ -119,8 +145,10 @@ class World:
 
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
+def _apart(tmp_path, monkeypatch):
+    """Each engine has a port of its own: nothing listens there, so a free one could be another's."""
     monkeypatch.setenv("KVGATE_CACHE", str(tmp_path))
+    monkeypatch.setattr("gateway.serve.launch.free_port", count(20_000).__next__)
 
 
 @pytest.fixture
@@ -155,11 +183,43 @@ async def test_the_engine_of_another_model_comes_first_and_the_one_without_a_mod
     assert world.done[-2:] == [f"to {world.engines.running[0].spec.port}", "remove engine green"]
 
 
-async def test_an_engine_in_its_place_starts_when_the_old_one_has_ended(make):
+async def test_an_engine_in_its_place_starts_when_nothing_is_on_the_old_one_which_serves_until_only_that_is_waited_for(
+    make,
+):
     world = make({"red": IN_PLACE})
+    (old,) = world.engines.running
     await world.become({"red": IN_PLACE | LONGER})
-    (engine,) = world.engines.running
-    assert world.done == [f"to {engine.spec.port}", "remove engine red", "add engine red #2"]
+    (new,) = world.engines.running
+    assert world.done == [
+        f"to {old.spec.port}",
+        f"live to {new.spec.port}",
+        f"left {old.spec.port}",
+        "remove engine red",
+        "add engine red #2",
+    ]
+
+
+async def test_an_engine_of_another_name_in_its_place_is_waited_for_when_what_was_for_the_old_one_has_ended(make):
+    world = make({"red": IN_PLACE})
+    await world.become({"blue": IN_PLACE})
+    (new,) = world.engines.running
+    assert world.done == ["to ", f"live to {new.spec.port}", "remove engine red", "add engine blue"]
+
+
+async def test_gateways_take_over_once_for_all_engines_of_one_reload_that_keep_their_names(make):
+    world = make({"red": SURGE, "blue": SURGE, "grey": IN_PLACE})
+    _red, blue, grey = (engine.spec.port for engine in world.engines.running)
+    await world.become({"red": SURGE | LONGER, "blue": SURGE | LONGER, "grey": IN_PLACE | LONGER})
+    new = [engine.spec.port for engine in world.engines.running]
+    changes = [done for done in world.done if done.startswith(("to", "live", "left"))]
+    assert changes == [
+        f"to {new[0]} {blue} {grey}",
+        f"live to {new[0]} {new[1]} {grey}",
+        f"left {blue}",
+        f"live to {new[0]} {new[1]} {grey}",
+        f"live to {new[0]} {new[1]} {new[2]}",
+        f"left {grey}",
+    ]
 
 
 async def test_the_old_engine_comes_back_again_and_again_if_the_one_in_its_place_does_not_start(make):
@@ -169,7 +229,7 @@ async def test_the_old_engine_comes_back_again_and_again_if_the_one_in_its_place
         await world.become({"red": IN_PLACE | LONGER})
     (engine,) = world.engines.running
     assert "4096" not in engine.argv
-    assert world.done[-3:] == ["remove engine red", "launch engine red", f"to {engine.spec.port}"]
+    assert world.done[-3:] == ["remove engine red", "launch engine red", f"live to {engine.spec.port}"]
 
 
 async def test_an_engine_beside_the_old_one_that_does_not_start_changes_nothing(make):

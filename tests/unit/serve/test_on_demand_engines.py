@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from msgspec.structs import replace as replaced
 
 from engine.assembly import assembled
 from engine.diagnosis.sign import Diagnosis
@@ -143,6 +144,21 @@ async def test_one_that_is_to_go_is_left_by_its_requests_first(world, engine):
     await attendant.remove(engine)
     attendant.add(engine)
     assert told[-1] == EngineNews(engine.spec.address, ResidencyPhase.STOPPED)
+
+
+async def test_of_one_that_always_runs_it_only_waits_until_nothing_is_on_it(world, engine):
+    supervisor, attendant, told = world
+    always = replace(engine, spec=replace(engine.spec, port=free_port()))
+    leaving = asyncio.create_task(attendant.leave(always, 60.0))
+    await settled()
+    attendant.say_all()
+    await asyncio.sleep(2 * LOOK)
+    assert not leaving.done()
+    said = EngineNews(always.spec.address, ResidencyPhase.UP, leaves=True)
+    assert told == [said, EngineNews(engine.spec.address, ResidencyPhase.STOPPED, turn=1), replaced(said, turn=1)]
+    attendant.obey(END, always.spec.address)
+    await leaving
+    assert supervisor.done == []
 
 
 async def test_one_that_its_requests_do_not_leave_is_not_waited_for_for_ever(world, engine):

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ from engine.assembly import assembled
 from engine.program_lifecycle import Policy
 from engine.spec import EngineSpec
 from engine.vllm.kind import VLLM
+from gateway.config.secrets import revealed
 from gateway.config.settings import Settings
 from gateway.serve.rollout import Change, beside, elsewhere, knows, meanwhile, notice
 
@@ -54,6 +56,47 @@ def test_until_a_new_one_is_there_the_old_one_serves():
     assert meanwhile(planned, before, [], []) == planned
     assert knows(planned, C)
     assert not knows(planned, A)
+
+
+def deployed(**models):
+    """Settings of models with an endpoint each, or with these settings."""
+    entries = [
+        {"name": name, **({"endpoints": [{"url": f"http://127.0.0.1:{given}/"}]} if isinstance(given, int) else given)}
+        for name, given in models.items()
+    ]
+    return Settings.model_validate({"models": entries})
+
+
+def known(settings):
+    return {
+        model.name: ([at.address for at in model.endpoints], [one.name for one in model.lora])
+        for model in settings.models
+    }
+
+
+def test_a_model_that_goes_from_an_endpoint_or_an_adapter_to_an_engine_keeps_it_until_that_is_there():
+    adapter = {"lora": [{"name": "n", "path": "/n"}], "endpoints": [{"url": "http://127.0.0.1:7/"}]}
+    planned = deployed(m=7, n=9)
+    assert known(meanwhile(planned, deployed(m=7, n=8), [OTHER], [])) == {
+        "m": (["127.0.0.1:7"], []),
+        "n": (["127.0.0.1:8"], []),
+    }
+    assert known(meanwhile(planned, deployed(m=adapter), [OTHER], [])) == {"m": (["127.0.0.1:7"], ["n"])}
+    for before in (deployed(m=7, n=8), deployed(m=adapter)):
+        assert meanwhile(planned, before, [], []) == planned
+
+
+def test_nothing_falls_back_to_a_model_that_is_not_there_yet():
+    fallbacks = [{"model": "n"}, {"url": "http://127.0.0.1:8/v1", "model": "else"}]
+    models = [
+        {"name": "m", "endpoints": [{"url": "http://127.0.0.1:1/"}], "fallbacks": fallbacks},
+        {"name": "n", "endpoints": [{"url": "http://127.0.0.1:9/"}]},
+    ]
+    planned = Settings.model_validate({"models": models})
+    until_then = meanwhile(planned, Settings(), [OTHER], [])
+    assert [fallback.model for model in until_then.models for fallback in model.fallbacks] == ["else"]
+    Settings.model_validate_json(json.dumps(revealed(until_then)))
+    assert meanwhile(planned, Settings(), [], []) == planned
 
 
 @pytest.mark.parametrize("others", [0, 1])
@@ -105,13 +148,13 @@ def test_a_model_with_the_name_of_an_adapter_is_not_known_beside_it(adapted):
     ("others", "took", "said"),
     [
         (2, 30, "m is served by 2 of 3 engines meanwhile"),
-        (0, None, "requests for m wait for what runs and then the new engine; after 60 s they are refused"),
-        (0, 20.4, "requests for m wait for what runs, and about 20 s then: so long its last start took"),
+        (0, None, "requests for m wait for those on it and then for the new engine; after 60 s they are refused"),
+        (0, 20.4, "requests for m wait for those on it, and about 20 s then: so long its last start took"),
         (
             0,
             95,
             (
-                "requests for m wait for what runs, and about 95 s then, as its last start took; "
+                "requests for m wait for those on it, and about 95 s then, as its last start took; "
                 "those that have waited 60 s are refused with 503"
             ),
         ),
