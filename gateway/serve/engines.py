@@ -15,7 +15,7 @@ from engine.supervisor import Supervisor
 from gateway.app.parent import as_line
 from gateway.config.settings import Settings
 from gateway.pools.launcher import EngineEnded, EngineNews
-from gateway.serve.gateways import STILL, FailedError, Gateways
+from gateway.serve.gateways import FailedError, Gateways
 from gateway.serve.launch import Gateway, served_name, telling
 from gateway.serve.on_demand_engines import Attendant
 from gateway.serve.rollout import Change, elsewhere, knows, meanwhile, notice, serves
@@ -162,7 +162,7 @@ class Engines:
             if not done:
                 raise
             names = " and ".join(engine.name for engine in done)
-            raise FailedError(f"{error} What has taken over stays: {names}.") from None
+            raise FailedError(f"{error}\nWhat has taken over stays: {names}.") from None
 
     async def _replace(
         self, old: Engine, new: Engine, until_then: list[Gateway], then: list[Gateway], settings: Settings
@@ -200,7 +200,7 @@ class Engines:
             await self._start(new)
         except FailedError as error:
             again = "starts on demand again" if old.on_demand else "started again as it was"
-            self._say(f"{error}\n{old.name}: {again}")
+            self._say(str(error))
             assert isinstance(was, Engine)  # noqa: S101 - it goes on as what it was started as
             # Gateways that do not hear of it find it there. Those of another model must not.
             back = was if was.on_demand or serves(was) != serves(new) else moved(was, new.spec.port)
@@ -210,7 +210,7 @@ class Engines:
                 self.running.append(back)
                 self._supervisor.launch(back)  # again and again, if what ended has yet to leave its memory
             await self._gateways.go_by([telling(one, elsewhere(one.settings, old, back)) for one in before])
-            raise FailedError(STILL) from None
+            raise FailedError(f"{old.name}: {again}") from None
 
     async def _turn_from(self, old: Engine, new: Engine, gateways: Sequence[Gateway]) -> None:
         """Have gateways go by these. If they know the old engine no more, wait until nothing of theirs is on it.
@@ -241,7 +241,7 @@ class Engines:
         failure = await self._supervisor.add(engine)
         if failure is not None:
             self.running.remove(engine)
-            raise FailedError(f"{engine.name} does not start. {failure}\n{STILL}")
+            raise FailedError(f"{engine.name} does not start. {failure}")
 
     async def _stop(self, engine: Engine) -> None:
         self.running.remove(engine)

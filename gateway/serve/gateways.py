@@ -18,7 +18,6 @@ from gateway.serve.launch import Gateway, agrees, divided, knowing, place_by, te
 from gateway.serve.owner_socket import OwnerSocket
 from gateway.serve.rollout import beside
 
-STILL = "What ran before serves on."
 _PATIENCE = 30.0
 """Seconds a gateway gets to apply other settings. One that does not answer is replaced."""
 
@@ -93,7 +92,7 @@ class Gateways:
             try:
                 await self.become(gateways)
             except ConfigurationError as error:
-                raise FailedError(f"{error}\n{STILL}") from None
+                raise FailedError(str(error)) from None
             except TimeoutError:
                 pass
             else:
@@ -250,7 +249,7 @@ class Gateways:
 
 
 def _not_started(gateway: Gateway, why: Diagnosis) -> FailedError:
-    return FailedError(f"The new {gateway.name} does not start. {why}\n{STILL}")
+    return FailedError(f"The new {gateway.name} does not start. {why}")
 
 
 def _addresses(gateways: Sequence[Gateway]) -> set[str]:

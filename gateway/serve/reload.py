@@ -27,7 +27,7 @@ from gateway.runtime.interrupts import early, has_terminal
 from gateway.serve.checks import preflight
 from gateway.serve.discovery import Discovery
 from gateway.serve.engines import Engines
-from gateway.serve.gateways import STILL, FailedError, Gateways
+from gateway.serve.gateways import FailedError, Gateways
 from gateway.serve.hang_restarts import Hangs
 from gateway.serve.launch import Gateway, programs, telling
 from gateway.serve.owner_socket import OwnerSocket, expect_free
@@ -183,7 +183,8 @@ class Deployment:
             self._say(f"{error}\nNothing was changed.")
             return USAGE_ERROR
         except Exception as error:  # noqa: BLE001 - whatever it was, engines that no gateway knows must not stay
-            self._say(str(error) if isinstance(error, FailedError) else f"The reload broke off: {error!r}\n{STILL}")
+            why = str(error) if isinstance(error, FailedError) else f"The reload broke off: {error!r}"
+            self._say(f"{why}\nWhat ran before serves on.")
             await self.engines.end_unknown()
             return _FAILED
         self._discovery.follow(given, settings)

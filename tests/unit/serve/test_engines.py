@@ -225,7 +225,7 @@ async def test_gateways_take_over_once_for_all_engines_of_one_reload_that_keep_t
 async def test_the_old_engine_comes_back_again_and_again_if_the_one_in_its_place_does_not_start(make):
     world = make({"red": IN_PLACE})
     world.supervisor.fails.add("red")
-    with pytest.raises(FailedError, match="serves on"):
+    with pytest.raises(FailedError, match="engine red: started again as it was"):
         await world.become({"red": IN_PLACE | LONGER})
     (engine,) = world.engines.running
     assert "4096" not in engine.argv

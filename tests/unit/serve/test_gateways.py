@@ -1,8 +1,13 @@
 import asyncio
 import signal
+from pathlib import Path
 
 import pytest
 
+from engine.assembly import assembled
+from engine.program_lifecycle import Policy
+from engine.spec import EngineSpec
+from engine.vllm.kind import VLLM
 from gateway.config.errors import ConfigurationError
 from gateway.config.settings import Settings
 from gateway.serve.gateways import FailedError, Gateways
@@ -98,7 +103,7 @@ async def test_the_next_front_is_there_before_the_last_one_leaves_and_there_are_
 
 async def test_where_the_next_owner_does_not_start_it_says_why_and_what_ran_before_runs_again(make):
     world = make(fails=["owner #2"])
-    with pytest.raises(FailedError, match=r"owner #2 does not start. The event log cannot be written.\nWhat ran"):
+    with pytest.raises(FailedError, match=r"owner #2 does not start. The event log cannot be written."):
         await world.gateways.hand_over(world.described("debug", world.owner, at=10))
     assert [gateway.settings.log.level for gateway in world.gateways.running] == ["info"] * 3
     assert world.names == ["owner", "front 1 #3", "front 2 #3"], "the first ones are yet to end"
@@ -163,3 +168,39 @@ async def test_other_settings_reach_the_owner_last_and_are_taken_back_where_one_
         await world.gateways.become(world.described("info", world.owner))
     assert world.done == [("become", "front 2", "info"), ("become", "front 2", "debug")]
     assert world.gateways.settings.log.level == "debug"
+
+
+async def test_other_endpoints_are_gone_by_live_and_what_needs_a_new_process_is_not(make):
+    world = make()
+    await world.gateways.go_by(world.described("info", world.owner, at=10))
+    assert world.names == ["owner", "front 1", "front 2"]
+    assert {step[0] for step in world.done} == {"become"}
+    await world.gateways.go_by(world.described("debug", world.owner, at=10))
+    assert world.names == ["owner #2", "front 1 #2", "front 2 #2"]
+
+
+async def test_gateways_of_which_one_does_not_answer_are_replaced_though_they_could_go_on(make, monkeypatch):
+    world = make()
+    monkeypatch.setattr(world.supervisor, "become", lambda *_: False)
+    await world.gateways.go_by(world.described("info", world.owner, at=10))
+    assert world.names == ["owner #2", "front 1 #2", "front 2 #2"]
+
+
+async def test_settings_that_cannot_be_gone_by_fail_as_a_program_that_does_not_start(make):
+    world = make()
+    world.supervisor.wrong = "no such file"
+    with pytest.raises(FailedError, match="no such file"):
+        await world.gateways.go_by(world.described("info", world.owner, at=10))
+    assert world.names == ["owner", "front 1", "front 2"]
+
+
+async def test_requests_may_be_on_what_these_processes_have_known_until_others_take_over(make, tmp_path, monkeypatch):
+    monkeypatch.setenv("KVGATE_CACHE", str(tmp_path))
+    world = make()
+    spec = EngineSpec(VLLM, "engine m", "org/m", "m", 9, Path("/python"))
+    engine = assembled(spec, Policy())
+    assert world.gateways.reach(engine)
+    await world.gateways.go_by(world.described("info", world.owner, at=10))
+    assert world.gateways.reach(engine)
+    await world.gateways.hand_over(world.described("info", world.owner, at=10))
+    assert not world.gateways.reach(engine)
