@@ -3,13 +3,13 @@
 import asyncio
 import gc
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
 
 @pytest.fixture
-async def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+async def hurried() -> AsyncIterator[None]:
     """Where all wait, the loop's time goes on to what is due next: a wait is as long as it says, and takes no time."""
     loop = asyncio.get_running_loop()
     now = loop.time()
@@ -21,8 +21,10 @@ async def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
             now += timeout or 0
         return found
 
-    monkeypatch.setattr(loop, "time", lambda: now)
-    monkeypatch.setattr(loop._selector, "select", hurry)  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as patch:  # undone before the loop ends: it waits for threads then
+        patch.setattr(loop, "time", lambda: now)
+        patch.setattr(loop._selector, "select", hurry)  # type: ignore[attr-defined]
+        yield
 
 
 @pytest.fixture

@@ -157,7 +157,7 @@ def test_a_template_is_compiled_before_the_first_count(tokenizer_folder: Path, m
 
 def test_what_is_nested_too_deeply_for_a_template_is_refused_without_the_engine(plain: Renderer) -> None:
     deep: list[object] = []
-    for _ in range(2000):
+    for _ in range(100_000):
         deep = [deep]
     tool = {"type": "function", "function": {"name": "f", "parameters": {"a": deep}}}
     with pytest.raises(InvalidRequestError, match="nested too deeply"):
