@@ -35,6 +35,7 @@ MOST_REST = 60.0
 _DOUBLINGS = 99
 """Most of it that are computed: 1024 are no float any more, and a weekend has time for as many starts."""
 _LAUNCH = "the gateway whose `tier.advertise` has this host launches it, and cannot be reached, or there is none"
+_REPLACED = "its engine is to end: another takes its place"
 _RUNS = frozenset({ResidencyPhase.STARTING, ResidencyPhase.UP})
 _LEFT = frozenset({State.STOPPED, State.DRAINING})
 _log = structlog.get_logger("kvgate.engines")
@@ -150,7 +151,7 @@ class EngineDemand:
         elif endpoint not in self._leaving:
             self._leaving[endpoint] = max(self._settled_at, now + SETTLE)
             if endpoint in self._monitors:
-                self._monitors[endpoint].retire()
+                self._monitors[endpoint].retire(_REPLACED)
         if known is None:
             return
         known.takes, known.leaves = news.takes, news.leaves

@@ -22,6 +22,7 @@ _POLL = 0.1
 """Seconds between two checks whether an endpoint being removed still has requests."""
 _TAKE_OVER = 10.0
 """Seconds for which an endpoint being removed still takes work while the new ones are probed."""
+_REMOVED = "no settings name it any more"
 _log = structlog.get_logger("kvgate.endpoints")
 
 
@@ -151,10 +152,10 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
                 for other in coming:
                     await other.probed.wait()
         monitor = self._monitors[endpoint]
-        monitor.drain()
+        monitor.drain(_REMOVED)
         while self._needed(endpoint):
             await asyncio.sleep(_POLL)
-            monitor.drain()
+            monitor.drain(_REMOVED)
         del self._leaving[endpoint], self._monitors[endpoint]
         self._watching.pop(endpoint).cancel()
         self._questions.drop(endpoint)

@@ -193,7 +193,9 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """Nobody needs its engine, or another needs its cards."""
+    """Its engine is to end, or does not run."""
+
+    reason: str = "nobody needs it: its engine starts with the next request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,9 @@ class Rouse:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """The operator takes the endpoint out."""
+    """The endpoint is taken out, by the operator or by other settings."""
+
+    reason: str = "drained by the operator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +219,10 @@ Event = Answered | Scales | Missed | Stalled | Progressed | Aborted | Retire | R
 
 
 _PLAIN: dict[type[Event], tuple[Signal, str]] = {
+    Scales: (Signal.SCALES, "the engine changes its ranks"),
+    Progressed: (Signal.PROGRESS, "it makes progress again"),
     Aborted: (Signal.ABORTS, "it aborts requests: shutting down or paused"),
-    Retire: (Signal.RETIRE, "nobody needs it: its engine starts with the next request"),
     Rouse: (Signal.ROUSE, "its engine starts: a request waits for it"),
-    Drain: (Signal.DRAIN, "drained by the operator"),
     Undrain: (Signal.UNDRAIN, "undrained by the operator, to be probed"),
 }
 """Events that mean the same in every state."""
@@ -304,12 +308,11 @@ class Health:
                 return self._read_miss(event), reason
             case Stalled(reason=reason, alone=alone):
                 return (Signal.SILENT if alone else Signal.STALLED), reason
-            case Scales():
+            case Retire(reason=reason) | Drain(reason=reason):
+                return (Signal.RETIRE if isinstance(event, Retire) else Signal.DRAIN), reason
+            case Scales() | Progressed():
                 self._lives()
-                return Signal.SCALES, "the engine changes its ranks"
-            case Progressed():
-                self._lives()
-                return Signal.PROGRESS, "it makes progress again"
+                return _PLAIN[type(event)]
             case _:
                 return _PLAIN[type(event)]
 

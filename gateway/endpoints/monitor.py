@@ -357,9 +357,9 @@ class EndpointMonitor:
 
     # Commands of the operator.
 
-    def drain(self) -> None:
+    def drain(self, reason: str | None = None) -> None:
         """Send it no new requests until `undrain`."""
-        self._handle(Drain())
+        self._handle(Drain() if reason is None else Drain(reason))
 
     def undrain(self) -> None:
         """Probe at once, and let it back as soon as a probe finds it healthy."""
@@ -368,11 +368,11 @@ class EndpointMonitor:
 
     # Commands of whoever decides which engines run.
 
-    def retire(self) -> None:
+    def retire(self, reason: str | None = None) -> None:
         """Send it no new requests until `rouse`: its engine is to end, or does not run."""
         if self._settling is not None:
             self._settling.cancel()  # it gets the adapters that it still lacks when it is back
-        self._handle(Retire())
+        self._handle(Retire() if reason is None else Retire(reason))
 
     def rouse(self) -> None:
         """Let it back as soon as a probe finds it healthy: its engine starts."""

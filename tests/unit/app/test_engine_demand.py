@@ -37,8 +37,9 @@ class Monitor:
     def serving(self):
         return self.state is State.UP
 
-    def retire(self):
+    def retire(self, reason=None):
         self.state = State.STOPPED
+        self.status.reason = reason or self.status.reason
 
     def rouse(self):
         self.state = State.STARTING if self.state is State.STOPPED else self.state
@@ -373,6 +374,7 @@ def test_one_that_always_runs_ends_when_nothing_is_on_it_and_gets_no_request_unt
     monitor.state, monitor.in_flight = State.UP, 1
     world.hear("c:1", ResidencyPhase.UP, leaves=True)
     assert monitor.state is State.STOPPED
+    assert "another takes its place" in monitor.status.reason, "its operator has not drained it"
     world.pass_time(TAKEN_OVER + SETTLE)
     assert world.asked == []
     monitor.in_flight = 0

@@ -268,6 +268,7 @@ async def test_one_that_leaves_stays_while_an_answer_of_it_is_passed_on(world: W
     monitor.dispatched(RequestId(1), None)
     monitors.follow(access(AT_TWO))
     await until(lambda: monitor.status.state is State.DRAINING)
+    assert monitor.status.reason == "no settings name it any more"
     await asyncio.sleep(0.05)
     assert ONE in monitors
     monitor.finished(RequestId(1))
