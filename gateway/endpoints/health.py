@@ -30,7 +30,7 @@ class State(StrEnum):
     """The state of an endpoint. Only `UP` and `TRIAL` take traffic."""
 
     STARTING = "starting"
-    """Not yet found healthy: it is new or was just undrained."""
+    """Not yet found healthy: it is new or was just undrained, or this process has just begun to watch it."""
     UP = "up"
     TRIAL = "trial"
     """It hung before: it gets one sequence at a time until there is progress."""
@@ -82,6 +82,8 @@ class Signal(Enum):
     """The only request was silent."""
     STALLED = auto()
     PROGRESS = auto()
+    MOVES = auto()
+    """It makes progress, and was not found healthy yet."""
     ABORTS = auto()
     RETIRE = auto()
     ROUSE = auto()
@@ -95,6 +97,7 @@ _KNOWN_BETTER = frozenset({State.HUNG, State.SCALING, State.STOPPED, State.DRAIN
 TRANSITIONS: dict[tuple[State, Signal], State] = {
     (State.STARTING, Signal.ALIVE): State.UP,
     (State.STARTING, Signal.SLEEPS): State.ASLEEP,
+    (State.STARTING, Signal.UNANSWERED): State.BLOCKED,
     (State.UP, Signal.UNANSWERED): State.BLOCKED,
     (State.UP, Signal.GONE): State.DOWN,
     (State.UP, Signal.SLEEPS): State.ASLEEP,
@@ -112,6 +115,7 @@ TRANSITIONS: dict[tuple[State, Signal], State] = {
     (State.DOWN, Signal.SLEEPS): State.ASLEEP,
     (State.BLOCKED, Signal.ALIVE): State.UP,
     (State.BLOCKED, Signal.PROGRESS): State.UP,
+    (State.BLOCKED, Signal.MOVES): State.STARTING,
     (State.BLOCKED, Signal.GONE): State.DOWN,
     (State.BLOCKED, Signal.SLEEPS): State.ASLEEP,
     (State.BLOCKED, Signal.STALLED): State.HUNG,
@@ -124,6 +128,7 @@ TRANSITIONS: dict[tuple[State, Signal], State] = {
     (State.SUSPECT, Signal.STALLED): State.HUNG,
     (State.SUSPECT, Signal.ABORTS): State.REFUSING,
     (State.HUNG, Signal.PROGRESS): State.UP,
+    (State.HUNG, Signal.MOVES): State.STARTING,
     (State.HUNG, Signal.RESTED): State.TRIAL,
     (State.HUNG, Signal.GONE): State.DOWN,
     (State.HUNG, Signal.SLEEPS): State.ASLEEP,
@@ -248,6 +253,8 @@ class Health:
         since: when it entered this state.
         was_healthy: whether it ever took traffic.
         failures: number of uncertain misses in a row that take it out.
+        launched: whether kvgate launches its engine, which does not listen before it is ready: so one that takes
+            connections and does not answer was ready before this process began to watch it.
     """
 
     def __init__(self, now: float, failures: int) -> None:
@@ -256,6 +263,7 @@ class Health:
         self.since = now
         self.was_healthy = False
         self.failures = failures
+        self.launched = False
         self._missed = 0
         self._gone = False
         """Whether probes found nobody there, and nothing has shown life since."""
@@ -312,7 +320,8 @@ class Health:
                 return (Signal.RETIRE if isinstance(event, Retire) else Signal.DRAIN), reason
             case Scales() | Progressed():
                 self._lives()
-                return _PLAIN[type(event)]
+                signal, reason = _PLAIN[type(event)]
+                return (Signal.MOVES if signal is Signal.PROGRESS and not self.was_healthy else signal), reason
             case _:
                 return _PLAIN[type(event)]
 
@@ -323,7 +332,7 @@ class Health:
         if not miss.certain and self._missed < self.failures:
             return Signal.MISSED
         if not miss.certain and miss.accepted:
-            return Signal.UNANSWERED
+            return Signal.UNANSWERED if self.launched or self.state is not State.STARTING else Signal.MISSED
         self._gone = True
         return Signal.GONE
 

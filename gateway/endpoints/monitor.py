@@ -98,7 +98,6 @@ class EndpointMonitor:
 
     Attributes:
         adapters: those, and how they are.
-        launched: whether kvgate starts its engine: then it is no news that nobody listens before it is ready.
     """
 
     def __init__(
@@ -117,7 +116,6 @@ class EndpointMonitor:
         self.adapters = Adapters(endpoint_id, adapters)
         self._settling: asyncio.Task[None] | None = None
         self._spared_until = float("-inf")
-        self.launched = False
         self._id = endpoint_id
         self._settings = settings
         self._interval = health.interval
@@ -354,6 +352,15 @@ class EndpointMonitor:
         if self._clock() - self._identified_at >= REREAD:
             self._identified_at = float("-inf")
         self._hurry.set()
+
+    @property
+    def launched(self) -> bool:
+        """Whether kvgate launches its engine: then it is no news that nobody listens before it is ready."""
+        return self._health.launched
+
+    @launched.setter
+    def launched(self, launched: bool) -> None:
+        self._health.launched = launched
 
     # Commands of the operator.
 

@@ -10,7 +10,6 @@ from engine.events import BecameReady, Crashed, Stopped, SupervisorEvent
 from engine.program import Program
 
 _STUCK = frozenset({"hung", "down"})
-_UP, _STARTING = "up", "starting"
 _UNDECIDED = frozenset({"trial", "suspect", "blocked"})
 """The engine may hang or not. It neither starts nor stops the count."""
 
@@ -35,8 +34,6 @@ class Hangs:
         self._ready_at: dict[str, float] = {}
         self._stuck: dict[tuple[str, str], _Stuck] = {}
         """Keyed by gateway and address."""
-        self._served: set[str] = set()
-        """Names of engines that were seen up: one that a new gateway does not find up hangs, and does not start."""
 
     def on_event(self, event: SupervisorEvent, now: float) -> None:
         """Note since when an engine runs. Forget the news of a gateway that ended."""
@@ -44,20 +41,16 @@ class Hangs:
             self._ready_at[event.program] = now
         elif isinstance(event, Crashed | Stopped):
             self._ready_at.pop(event.program, None)
-            self._served.discard(event.program)
             self._stuck = {key: stuck for key, stuck in self._stuck.items() if key[0] != event.program}
 
     def on_news(self, gateway: Program, news: str, now: float) -> None:
         """Handle `STATE HOST:PORT REASON`, which a gateway sends when a state changes."""
         state, address, reason = (*news.split(" ", 2), "", "")[:3]
-        key, engine = (gateway.name, address), self._find(address)
-        name = None if engine is None else engine.name
-        if state in _STUCK or (state == _STARTING and name in self._served):
+        key = (gateway.name, address)
+        if state in _STUCK:
             self._stuck.setdefault(key, _Stuck(now, reason))
         elif state not in _UNDECIDED:
             self._stuck.pop(key, None)
-            if name is not None:
-                (self._served.add if state == _UP else self._served.discard)(name)
 
     def overdue(self, now: float, decides: str) -> dict[str, str]:
         """The engines to restart, by name, each with the reason.

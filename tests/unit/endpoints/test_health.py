@@ -54,9 +54,10 @@ WAYS = {
 class Play:
     """A health with a clock of its own; each event comes a second after the one before."""
 
-    def __init__(self, *events, failures=3):
+    def __init__(self, *events, failures=3, launched=False):
         self.now = 100.0
         self.health = Health(self.now, failures)
+        self.health.launched = launched
         for event in events:
             self(event)
 
@@ -72,8 +73,8 @@ class Play:
         return self.health.state
 
 
-def reach(state):
-    play = Play(*WAYS[state])
+def reach(state, **of):
+    play = Play(*WAYS[state], **of)
     assert play.state is state
     return play
 
@@ -113,10 +114,29 @@ def test_every_event_in_every_state_leads_where_the_table_says(state, signal):
 
 @pytest.mark.parametrize("state", State)
 def test_probes_that_are_taken_and_not_answered_lead_where_the_table_says(state):
-    play = reach(state)
+    play = reach(state, launched=True)
     for _ in range(3):
         play(UNANSWERED)
     assert play.state is TRANSITIONS.get((state, Signal.UNANSWERED), state)
+
+
+def test_of_an_engine_that_another_launches_it_is_not_known_whether_it_was_ever_ready():
+    play = reach(State.STARTING)
+    for _ in range(9):
+        play(UNANSWERED)
+    assert play.state is State.STARTING
+
+
+@pytest.mark.parametrize("then", [[], [STALLED]], ids=["blocked", "hung"])
+def test_an_engine_that_ran_before_this_process_is_blocked_or_hangs_and_is_up_only_when_it_answers(then):
+    play = Play(*[UNANSWERED] * 3, *then, launched=True)
+    assert play.state is (State.HUNG if then else State.BLOCKED)
+    assert play(Progressed()) == []
+    assert play.state is State.STARTING, "it is not known yet what it serves"
+    for _ in range(2):
+        play(UNANSWERED)
+    assert play.state is State.STARTING, "these begin to count anew"
+    assert play(Answered()) == IN
 
 
 @pytest.mark.parametrize("state", [state for state in State if state is not State.DRAINING])

@@ -555,6 +555,22 @@ async def test_the_only_request_of_a_blocked_loop_ends_and_the_endpoint_is_down_
     assert (impatient.status.state, impatient.status.reason) == (State.DOWN, reason)
 
 
+@pytest.mark.parametrize("launched", [True, False])
+async def test_a_launched_engine_that_answers_nothing_from_the_first_probe_on_is_down_in_the_same_time(
+    impatient, clock, vllm, look, launched
+):
+    """It ran before this process began: before it is ready nobody takes connections there."""
+    look.busy = False
+    impatient.launched = launched
+    await block(impatient, vllm, clock, 14)
+    assert impatient.status.state is (State.BLOCKED if launched else State.STARTING)
+    await block(impatient, vllm, clock, 1)
+    assert impatient.status.state is (State.DOWN if launched else State.STARTING)
+    vllm.silent.set()
+    await impatient.probe()
+    assert impatient.status.state is State.UP
+
+
 @pytest.mark.parametrize("last", ["/metrics", "/is_sleeping"])
 async def test_a_loop_that_stops_in_the_middle_of_a_probe_is_blocked_too(make, told, clock, vllm, last):
     impatient = make(HealthSettings(timeout=0.01))

@@ -68,35 +68,6 @@ def test_what_a_gateway_said_that_leaves_does_not_count():
     assert hangs.overdue(160, "gateway #2") == {}
 
 
-STARTING = "starting 127.0.0.1:1 no probe answered yet"
-
-
-@pytest.mark.parametrize(
-    ("history", "overdue_at"),
-    [
-        (["up 127.0.0.1:1"], 160),
-        (["up 127.0.0.1:1", HUNG], 160),
-        ([HUNG], None),
-        (["up 127.0.0.1:1", "asleep 127.0.0.1:1 it sleeps"], None),
-        (["up 127.0.0.1:1", Crashed("e", Diagnosis("It died."))], None),
-        (["up 127.0.0.1:1", Crashed("gateway", Diagnosis("It died."))], 160),
-    ],
-)
-def test_one_that_was_up_hangs_if_another_gateway_does_not_find_it_so(history, overdue_at):
-    """Else it may be yet to start, or be nothing that a gateway lets in."""
-    hangs = watched()
-    for what in history:
-        if isinstance(what, str):
-            hangs.on_news(GATEWAY, what, 50)
-        else:
-            hangs.on_event(what, 50)
-    hangs.on_event(BecameReady("e", 1.0), 60)
-    hangs.on_news(replace(GATEWAY, name="gateway #2"), STARTING, 100)
-    assert next((now for now in range(150, 400) if hangs.overdue(now, "gateway #2")), None) == overdue_at
-    hangs.on_news(replace(GATEWAY, name="gateway #2"), "up 127.0.0.1:1", 400)
-    assert hangs.overdue(500, "gateway #2") == {}
-
-
 def test_one_that_may_hang_for_ever_does():
     hangs = watched(patience=None)
     hangs.on_news(GATEWAY, HUNG, 100)
