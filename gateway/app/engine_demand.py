@@ -108,10 +108,16 @@ class EngineDemand:
         always run, or no settings name them here: those of other gateways of a tier may."""
         self._settled_at = clock() + (0.0 if carries is None else TAKEN_OVER)
         """When all is known that is on engines which ran before."""
+        self._launches = bool(launched)
         self._engines = {EndpointId(at): _Known(how, clock()) for at, how in launched.items() if how is not None}
         self._awaited: dict[int, Mapping[str, float]] = {}
         """By front and model: when the oldest request came that waits there, as only an engine can count it."""
         parent.on_news, parent.on_lost = self.heard, self.lost
+
+    @property
+    def any(self) -> bool:
+        """Whether an engine may start or end by what is decided here: kvgate launches one, or others may."""
+        return self._launches or self._carries is not None
 
     async def run(self) -> None:
         """Look at demand, until cancelled."""

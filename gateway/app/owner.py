@@ -115,7 +115,8 @@ class Owner:
         self._background.spawn("GPU watch", self._gpus.run)
         self._background.spawn("samples", self._sample)
         self._background.spawn("history", self._keep_history)
-        self._background.spawn("engines that come and go", self.demand.run)
+        if self.demand.any:
+            self._background.spawn("engines that come and go", self.demand.run)
         self._background.spawn("what was learned", self._keep_learned)
         if self._recorder is not None:
             self._recorder.start()

@@ -178,7 +178,8 @@ async def test_in_place_says_what_it_costs_and_a_failure_brings_the_old_one_back
         kvgate.configure(reload="in_place", args=["--fake-fails=ValueError: no"])
         code, said = await asyncio.to_thread(kvgate.reload)
         assert code == 1
-        assert "started again as it was" in said
+        assert "engine fake #2: started again as it was\nWhat ran before serves on." in said
+        assert said.count("What ran before serves on.") == 1
         assert "ValueError: no" in said
         await load.more(20)
     assert load.failures == []
