@@ -67,6 +67,10 @@ SPARING = 20
 """Multiple of the time that it last took to ask an engine for adapters until it is asked again for what has failed: a
 vLLM generates nothing while it looks for one, as at a hub that does not answer."""
 
+EQUIPPING = 5.0
+"""Longest seconds for which an engine that has generated before takes no traffic while it gets adapters: most likely it
+serves, and this process has just begun to watch it. A new one takes none until it has been asked for all of them."""
+
 MOVING = 2
 """Probe intervals after its last token for which an endpoint that looks dead keeps its requests. Had its process ended,
 their connections would have ended, too. A name that is not found ends none, nor does a proxy that is full."""
@@ -114,7 +118,7 @@ class EndpointMonitor:
         adapters: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.adapters = Adapters(endpoint_id, adapters)
-        self._settling: asyncio.Task[None] | None = None
+        self._settling: asyncio.Task[bool] | None = None
         self._spared_until = float("-inf")
         self._id = endpoint_id
         self._settings = settings
@@ -530,17 +534,19 @@ class EndpointMonitor:
                 _log.warning("an adapter is not the one that is configured", endpoint=self._id, adapter=name, help=said)
 
     async def _equip(self) -> bool:
-        """Have adapters loaded and unloaded; whether that has changed them. If it takes traffic, beside that.
+        """Have adapters loaded and unloaded; whether that has changed them by now. The rest goes on beside its traffic.
 
         Not for an engine that sleeps, or is about to: vLLM would write to memory that it gave back, and die.
         """
         again = self._asks_again()
         if self._settling is not None or not self.adapters.due(self._loras, again=again):
             return False
+        self._settling = settling = asyncio.create_task(self._settle(again=again))
+        settling.add_done_callback(self._settled)
         if not self._health.serving:
-            return await self._settled(again=again)
-        self._settling = asyncio.create_task(self._settle(again=again))
-        return False
+            used = self._metrics is not None and bool(self._metrics.generation_tokens)
+            await asyncio.wait({settling}, timeout=EQUIPPING if used else None)
+        return settling.done() and not settling.cancelled() and settling.result()
 
     def _asks_again(self) -> bool:
         """Whether its engine is asked once more for adapters that have failed: not if it may hang, or lately."""
@@ -549,20 +555,22 @@ class EndpointMonitor:
         still = self._progress.in_flight > 0 and not self.moves
         return not still and self._clock() >= self._spared_until
 
-    async def _settle(self, *, again: bool) -> None:
-        """Load and unload adapters, and look again where that has changed them."""
-        try:
-            if await self._settled(again=again):
-                self._identified_at = float("-inf")
-                self._hurry.set()
-        finally:
-            self._settling = None
-
-    async def _settled(self, *, again: bool) -> bool:
+    async def _settle(self, *, again: bool) -> bool:
+        """Load and unload adapters; whether that has changed them. Then they are looked at again."""
         began = self._clock()
-        changed = await self.adapters.settle(self._loras, self._post, in_use=self._uses, again=again)
-        self._spared_until = max(self._spared_until, (now := self._clock()) + SPARING * (now - began))
+        try:
+            changed = await self.adapters.settle(self._loras, self._post, in_use=self._uses, again=again)
+            self._spared_until = max(self._spared_until, (now := self._clock()) + SPARING * (now - began))
+        except OutOfDescriptorsError as error:
+            _log.warning("adapters not asked for", endpoint=self._id, reason=str(error))
+            return False
+        if changed:
+            self._identified_at = float("-inf")
+            self._hurry.set()
         return changed
+
+    def _settled(self, _: asyncio.Task[bool]) -> None:
+        self._settling = None
 
     async def _uses(self, adapter: str) -> bool:
         """Whether it has requests for an adapter of this name, and might die of those for another one of that name.

@@ -1192,6 +1192,60 @@ async def test_it_takes_traffic_with_the_adapters_that_it_is_to_have(make, told,
     assert vllm.bodies == [b'{"lora_name":"sql","lora_path":"/sql"}']
 
 
+@pytest.fixture
+def loading(vllm):
+    """It takes long to load adapters, until it is not `silent` any more."""
+    vllm.answers["/v1/load_lora_adapter"] = b""
+    vllm.answers_yet |= {"/health", "/metrics", "/v1/models", "/is_sleeping", "/version", "/info", "/"}
+    vllm.silent.clear()
+    return vllm
+
+
+async def test_an_engine_that_has_served_goes_on_while_another_gateway_has_it_load_an_adapter(
+    make, told, loading, monkeypatch
+):
+    monkeypatch.setattr(monitoring, "EQUIPPING", 0.0)
+    monitor = make(adapters={"sql": "/sql"})
+    await monitor.probe()
+    ((kind, identity, _),) = told.take()
+    await until(lambda: "/v1/load_lora_adapter" in loading.asked)
+    assert (kind, identity.loras, monitor.status.adapters) == ("up", (), {"sql": "loading"})
+    settling = monitor._settling
+    loading.silent.set()
+    await settling
+    await monitor.probe()
+    ((kind, identity, _),) = told.take()
+    assert (kind, identity.loras, loading.loras) == ("up", ("sql",), ("sql",))
+
+
+async def test_a_new_engine_takes_no_traffic_without_its_adapters(make, told, loading, monkeypatch):
+    monkeypatch.setattr(monitoring, "EQUIPPING", 0.0)
+    loading.metrics = loading.metrics.replace(b'model_name="smol"} 94.0', b'model_name="smol"} 0.0')
+    monitor = make(adapters={"sql": "/sql"})
+    probing = asyncio.create_task(monitor.probe())
+    await until(lambda: "/v1/load_lora_adapter" in loading.asked)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert told.take() == []
+    loading.silent.set()
+    await probing
+    ((kind, identity, _),) = told.take()
+    assert (kind, identity.loras) == ("up", ("sql",))
+
+
+async def test_a_process_without_descriptors_asks_for_adapters_again(make, vllm, clock):
+    vllm.answers["/v1/load_lora_adapter"] = httpx.ConnectError("none left")
+    vllm.answers["/v1/load_lora_adapter"].__cause__ = OSError(errno.EMFILE, "Too many open files")
+    monitor = make(adapters={"sql": "/sql"})
+    with capture_logs() as logs:
+        await monitor.probe()
+    assert monitor.serving
+    assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["adapters not asked for"]
+    vllm.answers["/v1/load_lora_adapter"] = b""
+    await pass_time(monitor, clock, int(IDENTITY_INTERVAL))
+    await until(lambda: vllm.loras == ("sql",))
+
+
 async def test_an_adapter_that_cannot_be_loaded_keeps_nobody_waiting(make, told):
     monitor = make(adapters={"sql": "/sql"})
     await monitor.probe()
@@ -1308,6 +1362,18 @@ async def test_an_engine_that_is_to_sleep_gets_the_adapters_that_it_lacks_when_i
     up.rouse()
     await up.probe()
     assert vllm.loras == ("first", "second")
+
+
+async def test_an_engine_that_is_stopped_before_it_is_asked_gets_its_adapters_when_it_is_back(up, vllm):
+    vllm.answers["/v1/load_lora_adapter"] = b""
+    up.give("sql", "/sql")
+    await up.probe()
+    up.retire()
+    await until(lambda: up._settling is None)
+    assert vllm.bodies == []
+    up.rouse()
+    await up.probe()
+    assert vllm.loras == ("sql",)
 
 
 async def test_an_adapter_for_an_engine_that_cannot_be_asked_is_said_to_wait_for_it(make, vllm):
