@@ -153,8 +153,7 @@ class Engines:
             for old, new in change.replaced:
                 pending = change.replaced[len(done) + 1 :]
                 going, coming = [engine for engine, _ in pending], [engine for _, engine in pending]
-                until_then = when((new, *coming), (old, *going) if serves(old) == serves(new) else going)
-                await self._replace(old, new, until_then, when(coming, going), settings)
+                await self._replace(old, new, when((new, *coming), (old, *going)), when(coming, going), settings)
                 done.append(new)
             if change.removed or not change.replaced:
                 await self._gateways.hand_over(gateways)
@@ -172,7 +171,7 @@ class Engines:
         Args:
             old: It goes.
             new: It comes.
-            until_then: The gateways before the new one comes in its place; they know the old one, if it has its name.
+            until_then: Gateways that know the old one and not the new one, which takes its place.
             then: The gateways after that.
             settings: What is to be.
 
@@ -192,8 +191,9 @@ class Engines:
         said = notice(old, new, others=others, took=self._took.get(old.name), patience=patience)
         self._say(f"{old.name}: in_place, as {why}: {said}")
         before, was = self._gateways.running, old if old.on_demand else self._supervisor.program(old.name)
-        # First, so that streams of all other models are on those of before, and hold up nobody who waits for this one.
-        await self._turn_from(old, new, until_then)
+        if serves(old) == serves(new):
+            # First, so that streams of other models are on the gateways of before, and hold up nobody who waits for it.
+            await self._turn_from(old, new, until_then)
         await self._turn_from(old, new, then)
         await self._stop(old)
         try:

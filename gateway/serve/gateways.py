@@ -115,7 +115,8 @@ class Gateways:
             wrong = await self._applied(new)
             if wrong:
                 for known in told:
-                    self._supervisor.become(known.name, known, known.stdin or b"")
+                    with contextlib.suppress(TimeoutError):
+                        await self._applied(known)
                 raise ConfigurationError(wrong)
         self.running = coming
 

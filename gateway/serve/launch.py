@@ -41,7 +41,9 @@ _GATEWAY_STEADY = 10.0
 """Seconds of service after which a gateway's earlier ends are forgotten: it loads no weights, and without it nobody is
 served."""
 _OWNER_BACKOFF = 0.05
-"""Seconds before the first new start of an owner that ended by itself."""
+"""Seconds before the first new start of an owner that ended by itself: fronts wait for it, and so do their clients."""
+_OWNER_RESTARTS = 10
+"""Starts that may fail in a row before kvgate ends with all engines: within 51 s. A gateway gets 31 s."""
 _LAUNCHED = "--launched="
 _OF_SUPERVISION = frozenset(
     {"replicas", "gpus", "share_gpu", "fit", "min_model_len", "start_timeout", "stop_timeout", "max_restarts"}
@@ -231,8 +233,7 @@ def _gateways(
     fronts = owner.fronts
     shared = owner.listening.fileno()
     deciding = _gateway("owner", settings, (f"--owner={shared}", f"--fronts={fronts}", *launches), (shared,))
-    # Fronts wait for it, and so do their clients.
-    policy = replace(deciding.policy, backoff=_OWNER_BACKOFF)
+    policy = replace(deciding.policy, backoff=_OWNER_BACKOFF, max_restarts=_OWNER_RESTARTS)
     yield replace(deciding, role=Role.OWNER, policy=policy)
     of_front = _part(settings, fronts)
     for number in range(1, fronts + 1):

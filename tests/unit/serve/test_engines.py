@@ -199,11 +199,12 @@ async def test_an_engine_in_its_place_starts_when_nothing_is_on_the_old_one_whic
     ]
 
 
-async def test_an_engine_of_another_name_in_its_place_is_waited_for_when_what_was_for_the_old_one_has_ended(make):
+async def test_an_engine_of_another_name_in_its_place_is_waited_for_at_once(make):
+    """Its adapters may have the names that those of the old one had."""
     world = make({"red": IN_PLACE})
     await world.become({"blue": IN_PLACE})
     (new,) = world.engines.running
-    assert world.done == ["to ", f"live to {new.spec.port}", "remove engine red", "add engine blue"]
+    assert world.done == [f"to {new.spec.port}", "remove engine red", "add engine blue"]
 
 
 async def test_gateways_take_over_once_for_all_engines_of_one_reload_that_keep_their_names(make):

@@ -168,6 +168,9 @@ async def test_other_settings_reach_the_owner_last_and_are_taken_back_where_one_
         await world.gateways.become(world.described("info", world.owner))
     assert world.done == [("become", "front 2", "info"), ("become", "front 2", "debug")]
     assert world.gateways.settings.log.level == "debug"
+    world.supervisor.wrong = ""
+    await world.gateways.become(world.described("info", world.owner))
+    assert world.gateways.settings.log.level == "info", "what it answers to is what it was told last"
 
 
 async def test_other_endpoints_are_gone_by_live_and_what_needs_a_new_process_is_not(make):
