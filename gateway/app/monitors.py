@@ -82,6 +82,7 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
             clock=self._clock,
             look=Activity(endpoint, self._clock).look,
             misfit=functools.partial(self._mixing.misfit, endpoint),
+            alone=functools.partial(self._is_alone, endpoint),
             adapters=_adapters(access),
         )
         monitor.launched = endpoint in self._launched
@@ -130,6 +131,12 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
     def _of_one_model(self, name: str | None) -> bool:
         """Whether all endpoints that are configured under this name are of one model, whatever they will report."""
         return name is not None or len(self._settings().models) == 1
+
+    def _is_alone(self, endpoint: EndpointId) -> bool:
+        """Whether no other endpoint that is configured for its model takes traffic."""
+        name, others = self._cores.name(endpoint), self._monitors.keys() - {endpoint}
+        alike = [other for other in others if self._of_one_model(name) and self._cores.name(other) == name]
+        return not any(self._monitors[other].serving for other in alike)
 
     def _renew(self, endpoint: EndpointId, access: Access) -> None:
         """Use another way to reach an endpoint from the next probe on."""

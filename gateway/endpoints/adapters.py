@@ -28,11 +28,22 @@ IN_USE = (
 _LOAD, _UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 _log = structlog.get_logger("kvgate.endpoints")
 
-Ask = Callable[[str, bytes], Awaitable[Reply | NoReply]]
-InUse = Callable[[str], Awaitable[bool]]
-"""Whether an engine has requests for an adapter of this name beside which it could not have another one."""
 Loaded = Mapping[str, str | None]
 """What an engine has, by its `/v1/models`: the path of each adapter, if it tells."""
+
+
+class Calls(NamedTuple):
+    """The calls to an engine.
+
+    Attributes:
+        ask: posts a body to a route.
+        in_use: whether it has requests for an adapter of this name beside which it could not have another one.
+        listed: reads what it has.
+    """
+
+    ask: Callable[[str, bytes], Awaitable[Reply | NoReply]]
+    in_use: Callable[[str], Awaitable[bool]]
+    listed: Callable[[], Awaitable[Loaded]]
 
 
 class _Kept(NamedTuple):
@@ -122,7 +133,7 @@ class Adapters:
             if path and path != wanted.get(name, path) and not self._is_stale(name, path, wanted[name])
         }
 
-    async def settle(self, loaded: Loaded, ask: Ask, *, in_use: InUse, again: bool = True) -> bool:
+    async def settle(self, loaded: Loaded, engine: Calls, *, again: bool = True) -> bool:
         """Load what the engine lacks, and unload what it need not have; returns whether that changed anything.
 
         `again`: ask also for what has failed before.
@@ -133,16 +144,16 @@ class Adapters:
         put_off: set[str] = set()
         for route, body in self.due(loaded, again=again):
             name = body["lora_name"]
-            if name in put_off or (name in self.wanted and await in_use(name)):
+            if name in put_off or (name in self.wanted and await engine.in_use(name)):
                 put_off.add(name)
                 self._note_failure(route, name, IN_USE)
                 continue
-            done = await self._asked(ask, route, body)
+            done = await self._asked(engine, route, body)
             changed |= done
             if route == _UNLOAD and done and (path := loaded[name]) is not None:
                 unloaded[name] = path
             elif route == _LOAD and not done and name in unloaded:
-                await self._keep(ask, name, unloaded[name], body["lora_path"])
+                await self._keep(engine, name, unloaded[name], body["lora_path"])
         return changed
 
     def pending(self, loaded: Loaded) -> list[tuple[str, dict[str, str]]]:
@@ -171,20 +182,22 @@ class Adapters:
         for name, path in self.wanted.items():
             self._ours[name].add(path)
 
-    async def _keep(self, ask: Ask, name: str, path: str, refused: str) -> None:
+    async def _keep(self, engine: Calls, name: str, path: str, refused: str) -> None:
         """Load the one that was there before, until another is wanted than the one that was refused."""
         reason = self._failed[name]
-        if await self._asked(ask, _LOAD, _body(name, path)) and self.wanted.get(name) == refused:
+        if await self._asked(engine, _LOAD, _body(name, path)) and self.wanted.get(name) == refused:
             self._kept[name] = _Kept(path, f"{reason.rstrip('.')}. The one from {path} stays")
 
-    async def _asked(self, ask: Ask, path: str, body: Mapping[str, str]) -> bool:
+    async def _asked(self, engine: Calls, path: str, body: Mapping[str, str]) -> bool:
+        """Ask for an adapter; whether it is as wanted then. Another gateway may have asked for the same just before."""
         self.asked = name = body["lora_name"]
         try:
-            reply = await ask(path, msgspec.json.encode(body))
+            reply = await engine.ask(path, msgspec.json.encode(body))
+            self._answers = isinstance(reply, Reply)
+            done = isinstance(reply, Reply) and (reply.ok or _is_so(path, body, await engine.listed()))
         finally:
             self.asked = None
-        self._answers = isinstance(reply, Reply)
-        if isinstance(reply, Reply) and reply.ok:
+        if done:
             self._failed.pop(name, None)
             _log.info("adapter loaded" if path == _LOAD else "adapter unloaded", endpoint=self._endpoint, adapter=name)
             return True
@@ -196,6 +209,14 @@ class Adapters:
             self._failed[name] = reason
             said = "adapter not loaded" if path == _LOAD else "adapter not unloaded"
             _log.warning(said, endpoint=self._endpoint, adapter=name, reason=reason)
+
+
+def _is_so(path: str, body: Mapping[str, str], loaded: Loaded) -> bool:
+    """Whether an engine that has these adapters is as this request would have it."""
+    name = body["lora_name"]
+    if path == _UNLOAD:
+        return name not in loaded
+    return name in loaded and loaded[name] in (None, body["lora_path"])
 
 
 def _body(name: str, path: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ import structlog
 from gateway.admission.events import Capacity, EndpointId, Observed, RequestId
 from gateway.config.endpoint import EndpointSettings, asked_at
 from gateway.config.settings import HealthSettings
-from gateway.endpoints.adapters import Adapters
+from gateway.endpoints.adapters import Adapters, Calls
 from gateway.endpoints.exposition import EngineMetrics, used_loras
 from gateway.endpoints.health import (
     KEEPS,
@@ -68,8 +68,9 @@ SPARING = 20
 vLLM generates nothing while it looks for one, as at a hub that does not answer."""
 
 EQUIPPING = 5.0
-"""Longest seconds for which an engine that has generated before takes no traffic while it gets adapters: most likely it
-serves, and this process has just begun to watch it. A new one takes none until it has been asked for all of them."""
+"""Seconds for which an engine that has generated before takes no traffic while it gets adapters, if no other one serves
+its model: most likely it did until now, and this process has just begun to watch it. All others take none until they
+have been asked for all of their adapters."""
 
 MOVING = 2
 """Probe intervals after its last token for which an endpoint that looks dead keeps its requests. Had its process ended,
@@ -98,6 +99,7 @@ class EndpointMonitor:
         clock: monotonic seconds, the same clock as the admission core's.
         look: called only while nothing moves.
         misfit: says why an endpoint with this identity may not take traffic; called while it takes none.
+        alone: says whether no other endpoint of its model takes traffic.
         adapters: LoRA adapters that its engine is to have: paths by name.
 
     Attributes:
@@ -115,6 +117,7 @@ class EndpointMonitor:
         clock: Callable[[], float],
         look: Look,
         misfit: Misfit | None = None,
+        alone: Callable[[], bool] = lambda: True,
         adapters: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.adapters = Adapters(endpoint_id, adapters)
@@ -130,6 +133,7 @@ class EndpointMonitor:
         self._progress = SilenceMeter(health.hung_after)
         self._look = look
         self._misfit = misfit
+        self._alone = alone
         self._hurry = asyncio.Event()
         self.probed = asyncio.Event()
         """Set after the first probe, whatever its result."""
@@ -543,9 +547,11 @@ class EndpointMonitor:
             return False
         self._settling = settling = asyncio.create_task(self._settle(again=again))
         settling.add_done_callback(self._settled)
-        if not self._health.serving:
-            used = self._metrics is not None and bool(self._metrics.generation_tokens)
-            await asyncio.wait({settling}, timeout=EQUIPPING if used else None)
+        used = self._metrics is not None and bool(self._metrics.generation_tokens)
+        waits = not self._health.serving
+        while waits and not settling.done():
+            await asyncio.wait({settling}, timeout=EQUIPPING)
+            waits = not (used and self._alone())
         return settling.done() and not settling.cancelled() and settling.result()
 
     def _asks_again(self) -> bool:
@@ -559,7 +565,7 @@ class EndpointMonitor:
         """Load and unload adapters; whether that has changed them. Then they are looked at again."""
         began = self._clock()
         try:
-            changed = await self.adapters.settle(self._loras, self._post, in_use=self._uses, again=again)
+            changed = await self.adapters.settle(self._loras, Calls(self._post, self._uses, self._listed), again=again)
             self._spared_until = max(self._spared_until, (now := self._clock()) + SPARING * (now - began))
         except OutOfDescriptorsError as error:
             _log.warning("adapters not asked for", endpoint=self._id, reason=str(error))
@@ -581,6 +587,10 @@ class EndpointMonitor:
         reply = await self._prober.get("/metrics")
         most, used = used_loras(reply.body) if isinstance(reply, Reply) and reply.ok else (0, frozenset())
         return adapter in used and 1 < most <= len(self._loras.keys() | {adapter})
+
+    async def _listed(self) -> Mapping[str, str | None]:
+        self._take_loras(await self._prober.get("/v1/models"))
+        return self._loras
 
     async def _post(self, path: str, body: bytes) -> Reply | NoReply:
         """Ask for an adapter. What was silent while it was loaded is no sign of a hang."""

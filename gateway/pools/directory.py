@@ -294,7 +294,7 @@ class Directory:
             return next(iter(self.pools.values())) if len(self.pools) == 1 else None
         if (pool := self._by_name.get(model)) is not None:
             return pool
-        got = (there for there in self.starting(model) if there.told is not None and not _named(there.told, model))
+        got = (there for there in self.starting(model) if there.told is not None and not is_for(there.told, model))
         return next((there.pool for there in got), None)
 
     @property
@@ -306,7 +306,7 @@ class Directory:
     def undiscovered(self, model: str | None) -> bool:
         """Whether an endpoint that may serve this name has not yet said so, or is yet to be found."""
         unknown = (endpoint for endpoint in self.endpoints.values() if endpoint.identity is None)
-        return self.expecting or any(not there.on_demand or _named(there.settings, model) for there in unknown)
+        return self.expecting or any(not there.on_demand or is_for(there.settings, model) for there in unknown)
 
     def starting(self, model: str | None) -> list[Endpoint]:
         """The endpoints whose engines start for a request of this name, as far as settings say.
@@ -315,12 +315,12 @@ class Directory:
         """
         if model is None and len({there.settings.name for there in self.endpoints.values()}) > 1:
             return []
-        return [there for there in self.endpoints.values() if there.on_demand and _named(there.settings, model)]
+        return [there for there in self.endpoints.values() if there.on_demand and is_for(there.settings, model)]
 
     def configured(self, model: str | None) -> str | None:
         """The configured name of the model that requests of this name are for; None if none is, or it has no name."""
         named = (there.settings for there in self.endpoints.values() if model is not None)
-        return next((settings.name for settings in named if _named(settings, model)), None)
+        return next((settings.name for settings in named if is_for(settings, model)), None)
 
     @property
     def on_demand(self) -> bool:
@@ -418,6 +418,6 @@ class Directory:
         self._changed.clear()
 
 
-def _named(model: ModelSettings, name: str | None) -> bool:
+def is_for(model: ModelSettings, name: str | None) -> bool:
     """Whether requests of this name are for a model, by its settings."""
     return name is None or name == model.name or any(adapter.name == name for adapter in model.lora)

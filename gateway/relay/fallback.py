@@ -12,7 +12,7 @@ from msgspec import structs
 
 from gateway.admission.outcomes import BEYOND_ITS_MODEL, Outcome
 from gateway.config.fallback import FallbackSettings
-from gateway.pools.directory import Pool
+from gateway.pools.directory import Pool, is_for
 from gateway.relay.attempts import generate
 from gateway.relay.client_identity import Client
 from gateway.relay.demand import Asked, parsed, ttft_target
@@ -84,7 +84,7 @@ def _allowed(plane: Plane, asked: Asked) -> Sequence[FallbackSettings]:
         configured = [endpoint.settings for endpoint in pool.endpoints.values()]
         model = pool.name if model is None else model
     else:
-        configured = [settings for settings in plane.settings.models if model is not None and settings.name == model]
+        configured = [settings for settings in plane.settings.models if model is not None and is_for(settings, model)]
     may_use = asked.client.may_use
     if model is None or not may_use(model):
         return ()

@@ -29,10 +29,10 @@ _SIZE_LINES = {
     len(line) + size + 2: line for size, line in ((size, b"%x\r\n" % size) for size in range(1, _LARGEST_FRAMED + 1))
 }
 """By its length: how a read begins if it is exactly one chunk, its size written as servers do."""
+_FIRST, _LAST = 100, 599
+"""Statuses below and above are undefined (RFC 9110, 15)."""
 _FIRST_FINAL = 200
 """Lower statuses are interim: the answer follows."""
-_LAST = 599
-"""Higher statuses are undefined (RFC 9110, 15)."""
 _SERVER_FAILED = 500
 """uvicorn, and so vLLM and SGLang, ends the connection after it and does not say so: the next request would be lost."""
 _ENDS_STREAMS = (b"server", b"llama.cpp")
@@ -280,10 +280,10 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
+        if not _FIRST <= self.status <= _LAST:
+            raise _StatusError
         if self.status < _FIRST_FINAL:
             return
-        if self.status > _LAST:
-            raise _StatusError
         self._in_head = False
         if self.status in BODILESS:
             self.headers = [header for header in self.headers if header[0] != b"content-length"]

@@ -197,6 +197,19 @@ async def test_nobody_looks_through_the_whole_pool_while_one_leaves(world: World
     assert not looks
 
 
+@pytest.mark.parametrize("one_model", [True, False])
+async def test_one_waits_for_its_adapters_where_another_serves_its_model_and_is_known_to(
+    world: World, monkeypatch: Any, *, one_model: bool
+) -> None:
+    monkeypatch.setattr(world.monitors, "_of_one_model", lambda _name: one_model)
+    world.monitors.follow(access(AT_ONE, AT_TWO))
+    first, second = world.monitors[ONE], world.monitors[TWO]
+    assert first._alone()
+    monkeypatch.setattr(second._health, "state", State.UP)
+    assert first._alone() is not one_model
+    assert second._alone()
+
+
 async def test_one_is_not_needed_where_another_serves_its_model(world: World) -> None:
     monitors = world.monitors
     monitors.follow(access(AT_ONE, AT_TWO))

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from gateway.endpoints.adapters import IN_USE, LOADED, LOADING, NO_ROUTE, UNLOADING, Adapters
+from gateway.endpoints.adapters import IN_USE, LOADED, LOADING, NO_ROUTE, UNLOADING, Adapters, Calls
 from gateway.endpoints.replies import NoReply, Reply
 
 
@@ -31,8 +31,15 @@ class Engine:
     async def uses(self, name):
         return name in self.used
 
+    async def lists(self):
+        return self.loaded
+
+    @property
+    def calls(self):
+        return Calls(self.ask, self.uses, self.lists)
+
     async def settle(self, adapters):
-        return await adapters.settle(dict(self.loaded), self.ask, in_use=self.uses)
+        return await adapters.settle(dict(self.loaded), self.calls)
 
 
 async def test_what_it_lacks_is_loaded_and_what_others_loaded_stays():
@@ -165,7 +172,7 @@ async def test_what_is_asked_for_while_one_is_refused_is_loaded_next():
             adapters.give("a", "/better")
         return reply
 
-    await adapters.settle(dict(engine.loaded), ask, in_use=engine.uses)
+    await adapters.settle(dict(engine.loaded), Calls(ask, engine.uses, engine.lists))
     assert adapters.states(engine.loaded) == {"a": LOADING}
     await engine.settle(adapters)
     assert engine.loaded == {"a": "/better"}
@@ -187,3 +194,20 @@ async def test_one_whose_requests_run_is_replaced_once_they_have_ended():
     adapters.give("a", None)
     assert await engine.settle(adapters), "no other comes in its place"
     assert engine.loaded == {}
+
+
+@pytest.mark.parametrize("told", ["/b", None])
+async def test_an_engine_that_refuses_as_another_gateway_asked_first_is_as_it_was_wanted(told):
+    """A vLLM answers the second with 400."""
+    engine, adapters = Engine(a="/a"), Adapters("e", {"a": "/a"})
+    adapters.govern({"b": "/b"})
+    before, engine.loaded = engine.loaded, {"b": told}
+    engine.replies = [REFUSED, REFUSED]
+    assert await adapters.settle(before, engine.calls)
+    assert adapters.states(engine.loaded) == {"b": LOADED}
+
+
+async def test_an_engine_that_refuses_and_has_one_from_elsewhere_is_not_as_it_was_wanted():
+    engine, adapters = Engine(), Adapters("e", {"b": "/b"})
+    engine.loaded, engine.replies = {"b": "/another"}, [REFUSED]
+    assert not await adapters.settle({}, engine.calls)

@@ -85,7 +85,7 @@ def look(clock):
 
 @pytest.fixture
 def make(client, clock, told, look):
-    def make(health=None, adapters=None, **settings):
+    def make(health=None, adapters=None, alone=lambda: True, **settings):
         return EndpointMonitor(
             ID,
             EndpointSettings(url=URL, **settings),
@@ -95,6 +95,7 @@ def make(client, clock, told, look):
             clock=clock,
             look=look,
             adapters=adapters or {},
+            alone=alone,
         )
 
     return make
@@ -1218,10 +1219,14 @@ async def test_an_engine_that_has_served_goes_on_while_another_gateway_has_it_lo
     assert (kind, identity.loras, loading.loras) == ("up", ("sql",), ("sql",))
 
 
-async def test_a_new_engine_takes_no_traffic_without_its_adapters(make, told, loading, monkeypatch):
+@pytest.mark.parametrize("why", ["new", "another serves"])
+async def test_an_engine_that_nobody_needs_yet_takes_no_traffic_without_its_adapters(
+    make, told, loading, monkeypatch, why
+):
     monkeypatch.setattr(monitoring, "EQUIPPING", 0.0)
-    loading.metrics = loading.metrics.replace(b'model_name="smol"} 94.0', b'model_name="smol"} 0.0')
-    monitor = make(adapters={"sql": "/sql"})
+    monitor = make(adapters={"sql": "/sql"}, alone=lambda: why == "new")
+    if why == "new":
+        loading.metrics = loading.metrics.replace(b'model_name="smol"} 94.0', b'model_name="smol"} 0.0')
     probing = asyncio.create_task(monitor.probe())
     await until(lambda: "/v1/load_lora_adapter" in loading.asked)
     for _ in range(10):

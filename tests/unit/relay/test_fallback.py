@@ -164,14 +164,16 @@ async def test_while_no_endpoint_is_up_nobody_waits_for_one():
     assert (waiting.status, "x-kvgate-fallback" in waiting.headers) == (200, False), "without a fallback it waits"
 
 
-async def test_a_model_that_has_never_been_up_is_known_by_its_settings():
+@pytest.mark.parametrize("name", ["late", "sql"])
+async def test_a_model_that_has_never_been_up_is_known_by_its_settings_and_so_are_its_adapters(name):
     plane = two(queue={"no_endpoint_ttl": 1.0})
-    models = [{"name": "late", "endpoints": [{"url": "http://late"}], "fallbacks": ["big"]}]
+    adapters = [{"name": "sql", "path": "/sql"}]
+    models = [{"name": "late", "endpoints": [{"url": "http://late"}], "fallbacks": ["big"], "lora": adapters}]
     models.append({"name": "big", "endpoints": [{"url": "http://b"}]})
     plane.plane.settings = plane.settings.model_validate({"models": models})
     plane.add("late", name="late")
     plane.replies.append(Reply(WHOLE))
-    client = await plane.ask(asked(model="late"), **ALLOW).ended()
+    client = await plane.ask(asked(model=name), **ALLOW).ended()
     assert (client.status, client.headers["x-kvgate-fallback"]) == (200, "big")
 
 

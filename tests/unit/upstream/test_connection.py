@@ -238,7 +238,8 @@ async def test_a_coding_is_known_in_any_spelling(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "begins", [b"SSH-2.0-OpenSSH_9.2\r\n", *(b"HTTP/1.1 %d X\r\ncontent-length: 0\r\n\r\n" % n for n in (600, 999))]
+    "begins",
+    [b"SSH-2.0-OpenSSH_9.2\r\n", *(b"HTTP/1.1 %03d X\r\ncontent-length: 0\r\n\r\n" % n for n in (0, 99, 600, 999))],
 )
 async def test_what_is_not_http_is_told(server: Server, begins: bytes) -> None:
     async def babbles(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
