@@ -295,7 +295,7 @@ def test_everybody_can_use_it(window, kvgate, scheme):
             assert window.faults() == []
 
             def is_asked() -> bool:
-                """Seen on busy machines: a press that opened no dialog, and a line of text that came under the press."""
+                """Seen on busy machines: a press that opened no dialog, and one that a line of text came under."""
                 if not window.run("return document.querySelector('#confirm').open"):
                     with contextlib.suppress(ElementClickInterceptedException):
                         window.one(".engine button").click()
