@@ -1,7 +1,7 @@
 """PURE. The identity of an endpoint, from `/v1/models` and `/version`: served names, tokenizer, length, version."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
@@ -41,6 +41,10 @@ class Identity:
     """Tokens of its KV cache, if it tells by itself; what its metrics tell is not here."""
     shares_prefix: bool = False
     """Whether requests with a common beginning hold it once, if it tells by itself."""
+
+    def is_as(self, other: "Identity") -> bool:
+        """Whether this may be the same engine: all but its names and adapters is equal."""
+        return replace(self, names=(), loras=()) == replace(other, names=(), loras=())
 
 
 class _Card(msgspec.Struct):

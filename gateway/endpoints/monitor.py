@@ -43,7 +43,7 @@ from gateway.endpoints.readers import READERS
 from gateway.endpoints.recognition import find_kind, identify_as
 from gateway.endpoints.replies import NoReply, Reply
 from gateway.endpoints.silence import Silence, SilenceCause, SilenceMeter
-from gateway.endpoints.totals import Totals
+from gateway.endpoints.totals import Totals, fell
 from gateway.ops.pace import Pace
 from gateway.runtime.descriptors import OutOfDescriptorsError
 from gateway.wire.engine_kinds import VLLM, EngineKind, Meaning, meaning
@@ -52,7 +52,7 @@ from gateway.wire.stream import error_message, is_page
 IDENTITY_INTERVAL = 30.0
 """Seconds between two readings of the identity (names, adapters, length) of an endpoint that takes traffic."""
 REREAD = 1.0
-"""Likewise, where requests fail on it: it may be another engine by now, or want another key."""
+"""Likewise, where requests fail on it or its counters fall: it may be another engine by now, or want another key."""
 
 REMINDER = 60.0
 """Seconds between two warnings that an endpoint does not answer as it should."""
@@ -469,7 +469,10 @@ class EndpointMonitor:
         if self._health.serving and self._metrics is not None and not metrics.cache_config:
             # An engine does not lose its cache while it runs: this answer is broken.
             metrics = replace(metrics, cache_config=self._metrics.cache_config, ranks=self._metrics.ranks)
-        self._totals = self._totals.after(self._metrics or metrics, metrics)
+        before = self._metrics or metrics
+        if fell(before, metrics) and self._clock() - self._identified_at >= REREAD:
+            self._identified_at = float("-inf")
+        self._totals = self._totals.after(before, metrics)
         if self._health.serving:
             self._meter.take(metrics, reply.answered_at)
         self._metrics, self._scraped_at = metrics, reply.answered_at

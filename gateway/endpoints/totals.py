@@ -33,6 +33,12 @@ class Totals:
         )
 
 
+def fell(before: EngineMetrics, now: EngineMetrics) -> bool:
+    """Whether a counter fell: another process answers by now."""
+    pairs = (before.generation_tokens, now.generation_tokens), (before.prompt_tokens, now.prompt_tokens)
+    return any(was is not None and by_now is not None and by_now < was for was, by_now in pairs)
+
+
 def _add(total: int | None, before: float | None, now: float | None) -> int | None:
     """Add a counter's growth. A counter that fell was reset to zero in between."""
     if before is None or now is None:

@@ -357,17 +357,18 @@ class Directory:
     def up(self, endpoint: EndpointId, model: str, identity: Identity) -> None:
         """An endpoint takes traffic for this model, or its identity changed."""
         known = self.endpoints[endpoint]
-        if known.pool is None or known.pool.name != model:
+        moves = known.pool is None or known.pool.name != model
+        if moves:
             self._move(known, identity, model)
         was_healthy, known.healthy = known.healthy, True
-        another = not was_healthy and known.identity != identity
+        another = known.identity is None or not known.identity.is_as(identity)
         known.identity, known.told = identity, known.settings
         if another:
             known.clamps = known.kind.clamps
         self.ever_healthy = True
         self._index()
         self._announce()
-        if not was_healthy:
+        if moves or another or not was_healthy:
             self._verify(known)
 
     def down(self, endpoint: EndpointId) -> None:

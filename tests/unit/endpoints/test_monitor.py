@@ -234,6 +234,17 @@ async def test_a_longer_length_and_a_new_adapter_are_seen_while_it_serves(up, to
     assert (kind, identity.loras, identity.max_model_len, capacity.max_model_len) == ("up", ("sql",), 2048, 2048)
 
 
+async def test_an_engine_whose_counters_fall_is_asked_who_it_is_at_once(up, told, vllm, clock):
+    """Another one answers at its address by now."""
+    vllm.max_model_len = 2048
+    await pass_time(up, clock, 2)
+    assert told.take() == []
+    vllm.metrics = vllm.metrics.replace(b'model_name="smol"} 94.0', b'model_name="smol"} 3.0')
+    await pass_time(up, clock, 1)
+    ((kind, identity, _),) = told.changes
+    assert (kind, identity.max_model_len) == ("up", 2048)
+
+
 async def test_what_did_not_change_is_told_once(up, told, clock):
     await pass_time(up, clock, 65)
     assert told.changes == []

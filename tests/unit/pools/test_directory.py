@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -377,3 +378,16 @@ async def test_an_engine_is_asked_about_lengths_again_only_if_it_is_another(worl
     world.directory.down(endpoint.id)
     world.up(endpoint, identity("m", length=50))
     assert endpoint.clamps is None
+
+
+async def test_an_engine_that_became_another_while_it_served_is_compared_and_asked_again(world):
+    """As one behind a name that was pointed elsewhere."""
+    endpoint = world.add("a")
+    world.up(endpoint, identity("m"))
+    endpoint.clamps = False
+    world.up(endpoint, identity("m", loras=("sql",)))
+    assert (world.verified, endpoint.clamps) == (["a"], False), "an adapter changes neither"
+    world.up(endpoint, replace(identity("m"), root="org/another"))
+    assert (world.verified, endpoint.clamps) == (["a", "a"], None)
+    world.up(endpoint, replace(identity("n"), root="org/another"))
+    assert (world.verified, endpoint.clamps) == (["a", "a", "a"], None), "its prompts are counted for another pool"
