@@ -16,7 +16,7 @@ from gateway.config.reloadable import SettingsChange
 from gateway.config.settings import Settings
 from gateway.serve.launch import Gateway, agrees, divided, knowing, place_by, telling, unused
 from gateway.serve.owner_socket import OwnerSocket
-from gateway.serve.rollout import beside, knows
+from gateway.serve.rollout import addresses, beside
 
 _PATIENCE = 30.0
 """Seconds a gateway gets to apply other settings. One that does not answer is replaced."""
@@ -40,8 +40,8 @@ class Gateways:
         self, running: Sequence[Gateway], supervisor: Supervisor, say: Say, succeeded: Callable[[], None]
     ) -> None:
         self.running = list(running)
-        self._known = [self.settings]
-        """The settings by which these processes decide, and have decided."""
+        self._known = addresses(self.settings)
+        """The addresses of the endpoints that these processes know, and have known."""
         self._supervisor = supervisor
         self._say = say
         self._succeeded = succeeded
@@ -59,7 +59,7 @@ class Gateways:
 
     def reach(self, engine: Engine) -> bool:
         """Whether a request of these gateways may be on an engine."""
-        return any(knows(settings, engine) for settings in self._known)
+        return engine.spec.address in self._known
 
     @property
     def is_owned(self) -> bool:
@@ -107,7 +107,7 @@ class Gateways:
             TimeoutError: a gateway does not run, or does not answer.
         """
         coming = [replace(knowing(new, old), name=old.name) for old, new in zip(self.running, changed, strict=True)]
-        self._known.append(coming[0].settings)
+        self._known |= addresses(coming[0].settings)
         told: list[Gateway] = []
         # The owner comes first in the list, and last here: it may send requests only where fronts can reach.
         for old, new in reversed(list(zip(self.running, coming, strict=True))):
@@ -178,7 +178,7 @@ class Gateways:
 
     def _are(self, gateways: Sequence[Gateway]) -> None:
         self.running = list(gateways)
-        self._known = [self.settings]
+        self._known = addresses(self.settings)
         self._succeeded()
 
     async def _start(self, gateways: Sequence[Gateway]) -> None:

@@ -159,4 +159,9 @@ def notice(old: Engine, new: Engine, *, others: int, took: float | None, patienc
 
 def knows(settings: Settings, engine: Engine) -> bool:
     """Whether an engine is one of a gateway's endpoints."""
-    return any(endpoint.address == engine.spec.address for model in settings.models for endpoint in model.endpoints)
+    return engine.spec.address in addresses(settings)
+
+
+def addresses(settings: Settings) -> set[str]:
+    """The addresses of a gateway's endpoints."""
+    return {endpoint.address for model in settings.models for endpoint in model.endpoints}
