@@ -4,7 +4,8 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -174,19 +175,28 @@ def stream(client: httpx.Client, model: str, length: int, clock: Callable[[], fl
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    reads: list[tuple[float, int]] = []
-    said = b""
+    parts: list[tuple[float, bytes]] = []
     began = clock()
     with client.stream("POST", "/v1/completions", json=body) as answer:
         if answer.status_code != httpx.codes.OK:
             return _refused(answer.read())
-        for part in answer.iter_bytes():
-            said += part
-            reads.append((clock() - began, len(_EVENT.findall(said)) - sum(events for _, events in reads)))
-        if error := _ERROR.search(said):
-            return _refused(error[0])
+        # Nothing else is done here: parts of one read are told by how fast they follow each other.
+        parts.extend((clock() - began, part) for part in answer.iter_bytes())
         headers = {name.lower(): value for name, value in answer.headers.items()}
-    return Arrivals(tuple(reads), _tokens(said), headers)
+    said = b"".join(part for _, part in parts)
+    if error := _ERROR.search(said):
+        return _refused(error[0])
+    return Arrivals(_pieces(parts, said), _tokens(said), headers)
+
+
+def _pieces(parts: Sequence[tuple[float, bytes]], said: bytes) -> list[tuple[float, int]]:
+    """The time of each part and the number of events that begin in it."""
+    starts = [event.start() for event in _EVENT.finditer(said)]
+    pieces, end = [], 0
+    for at, part in parts:
+        begin, end = end, end + len(part)
+        pieces.append((at, bisect_left(starts, end) - bisect_left(starts, begin)))
+    return pieces
 
 
 def _refused(said: bytes) -> Diagnosis:
