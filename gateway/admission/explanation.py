@@ -116,7 +116,7 @@ def _candidate(pool: Pool, endpoint: EndpointRecord, request: RequestRecord, now
         rule = "down"
     elif not pool.endpoints.reach.reaches(request.arrival.request, endpoint.id):
         rule = "unreached"
-    elif endpoint.longest_prompt < request.longest_prompt:
+    elif endpoint.longest_prompt < pool.endpoints.least(request):
         rule = "context_length"
     else:
         declining = declined_by(endpoint, request, now, pool.throttling)

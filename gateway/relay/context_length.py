@@ -1,6 +1,7 @@
 """The length check of a request against its model, and the demand that follows from it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from gateway.admission.events import Demand
 from gateway.tokens.count import PromptCount
@@ -53,7 +54,13 @@ def demand(
             )
     prompts = tuple(min(tokens, max_model_len - 1) for tokens in count.prompts)
     room = max_model_len - min(prompts)  # of several, the engine gives each what its own length leaves
-    return Demand(prompts, room if asked is None else min(asked, room), request.n)
+    unlimited = Demand(prompts, room, request.n)
+    return unlimited if asked is None else limited(unlimited, min(asked, room), max_model_len)
+
+
+def limited(demand: Demand, most: int, max_model_len: int) -> Demand:
+    """The demand with an output limit that its engine gets, in tokens. `max_model_len`: of the largest endpoint."""
+    return replace(demand, max_tokens=most, least_length=min(demand.longest_prompt + most, max_model_len))
 
 
 def _too_long(tokens: str, max_model_len: int, api: Api) -> TooLongError:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Container
-from dataclasses import replace
 
 import msgspec
 from msgspec import structs
@@ -13,7 +12,7 @@ from gateway.admission.policy import LAST_BAND
 from gateway.pools.directory import Pool
 from gateway.relay.body_parsing import read
 from gateway.relay.client_identity import Client
-from gateway.relay.context_length import TooLongError, demand, untokenized
+from gateway.relay.context_length import TooLongError, demand, limited, untokenized
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.headers import TTFT_HEADERS
 from gateway.relay.payload import Payload
@@ -250,10 +249,10 @@ def bounded(
     most = limit(client, request, left)
     if default is not None:
         most = min(default, left if most is None else most)
-        return replace(asked, max_tokens=most), most
+        return limited(asked, most, pool.max_model_len), most
     if most is None:
         return asked, unread
-    return replace(asked, max_tokens=min(asked.max_tokens, most)), most
+    return limited(asked, min(asked.max_tokens, most), pool.max_model_len), most
 
 
 def limit(client: Client, request: GenerationRequest, room: int) -> int | None:

@@ -139,6 +139,16 @@ async def test_what_is_too_long_is_refused_with_both_numbers():
         assert not [request for request in fake.seen if len(request.body) > 200], "the engine saw none of them"
 
 
+async def test_an_output_limit_that_only_a_longer_endpoint_takes_is_served_there():
+    async with FakeVllm(FakeSettings(max_model_len=100)) as short, FakeVllm() as long, gateway(short, long) as kvgate:
+        for api in APIS:
+            answer = await kvgate.post(api, tokens=300)
+            assert answer.status_code == 200, answer.text
+        assert CHAT not in {request.path for request in short.seen}
+        sent = [request.path for request in long.seen]
+        assert all(api in sent for api in APIS)
+
+
 async def test_a_deeply_nested_field_is_an_error_and_no_defect():
     async with FakeVllm() as fake, gateway(fake) as kvgate:
         answer = await kvgate.client.post(CHAT, content=DEEP_CONTENT)

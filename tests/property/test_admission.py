@@ -64,9 +64,9 @@ CAPACITIES = (
 STEPS = st.sampled_from([0.0, 0.001, 0.06, 0.4, 1.0, 3.0, 7.0])
 
 
-def fits(demand: Demand, capacity: Capacity) -> bool:
-    """By the promise: the longest prompt and one token more, in length and in blocks."""
-    need = max(demand.prompts) + 1
+def fits(demand: Demand, capacity: Capacity, *, whole: bool = False) -> bool:
+    """By the promise: the longest prompt and one token more, or all of its output limit, in length and in blocks."""
+    need = max(max(demand.prompts) + 1, demand.least_length if whole else 0)
     if need > capacity.max_model_len:
         return False
     return capacity.kv_blocks is None or math.ceil(need / capacity.block_size) <= capacity.kv_blocks
@@ -197,6 +197,7 @@ class Admission(RuleBasedStateMachine):
         prompts=st.lists(st.one_of(st.integers(1, 100), st.integers(1, 700)), min_size=1, max_size=3),
         n=st.sampled_from([1, 1, 1, 2, 6]),
         max_tokens=st.integers(1, 400),
+        limited=st.booleans(),
         band=st.sampled_from([0, 0, 1, -5]),
         flow=st.sampled_from(FLOWS),
         body_bytes=st.integers(0, 2000),
@@ -242,6 +243,7 @@ class Admission(RuleBasedStateMachine):
         prompts=st.lists(st.integers(1, 400), min_size=1, max_size=3),
         n=st.sampled_from([1, 1, 2]),
         max_tokens=st.integers(1, 400),
+        limited=st.booleans(),
         flow=st.sampled_from(FLOWS),
         streamed=st.booleans(),
         prefix=st.sampled_from(PREFIXES),
@@ -268,10 +270,11 @@ class Admission(RuleBasedStateMachine):
         number = len(self.known) + 1
         return (number % 2 << FRONT_BITS) + number
 
-    def arrival(self, request, *, prompts, n, max_tokens, prefix, **settings) -> Arrived:
+    def arrival(self, request, *, prompts, n, max_tokens, limited, prefix, **settings) -> Arrived:
         if len(prompts) > 1 or (prefix and prefix[-1][0] >= prompts[0]):
             prefix = ()
-        return Arrived(request, Demand(tuple(prompts), max_tokens, n), prefix=prefix, **settings)
+        demand = Demand(tuple(prompts), max_tokens, n, max(prompts) + max_tokens if limited else 0)
+        return Arrived(request, demand, prefix=prefix, **settings)
 
     @precondition(lambda self: self.known)
     @rule(data=st.data())
@@ -388,7 +391,9 @@ class Admission(RuleBasedStateMachine):
     def eligible(self, known: Known) -> list[str]:
         front = front_of(known.arrival.request)
         unreached = {name for (whose, name), until in self.unreached.items() if whose == front and self.now < until}
-        names = [n for n, p in self.pool.items() if p.up and fits(known.arrival.demand, p.capacity)]
+        demand = known.arrival.demand
+        whole = any(fits(demand, p.capacity, whole=True) for p in self.pool.values() if not p.gone)
+        names = [n for n, p in self.pool.items() if p.up and fits(demand, p.capacity, whole=whole)]
         names = [name for name in names if name not in unreached]
         return [name for name in names if name not in known.avoid] or names
 

@@ -30,6 +30,8 @@ class Endpoints:
         """Distinct `longest_prompt` of all endpoints that were not removed, ascending: they define the lanes."""
         self.live: list[EndpointRecord] = []
         """Endpoints that take traffic, sorted by id."""
+        self._longest = -1
+        """The last of `longest_prompts`."""
         self._longest_everywhere = -1
         """Longest prompt that every live endpoint can serve, tokens."""
         self.since = -inf
@@ -97,10 +99,14 @@ class Endpoints:
     def lane(self, request: RequestRecord) -> LaneKey | None:
         """Lane of a request in the queue; None if it fits no known endpoint, up or down."""
         longest_prompts = self.longest_prompts
-        index = bisect_left(longest_prompts, request.longest_prompt)
+        index = bisect_left(longest_prompts, self.least(request))
         if index < len(longest_prompts):
             return self._lane(longest_prompts[index], request)
         return None if longest_prompts else self.any_lane(request)
+
+    def least(self, request: RequestRecord) -> int:
+        """The least `longest_prompt` that serves the request: with its output limit, if a known endpoint takes both."""
+        return request.whole if request.whole <= self._longest else request.longest_prompt
 
     def any_lane(self, request: RequestRecord) -> LaneKey:
         """Lane of a request that is tried although it fits no known endpoint."""
@@ -111,7 +117,7 @@ class Endpoints:
 
         One that failed on it, could not be reached for it, or lacks what it names, counts only if there is no other.
         """
-        longest, fitting = request.longest_prompt, self.live
+        longest, fitting = self.least(request), self.live
         if longest > self._longest_everywhere:
             fitting = [e for e in fitting if e.longest_prompt >= longest]
         if self.reach.until:
@@ -133,6 +139,7 @@ class Endpoints:
         self._note_sound()
         known = (e for e in self._endpoints.values() if e.presence is not Presence.GONE)
         self.longest_prompts = tuple(sorted({e.longest_prompt for e in known}))
+        self._longest = max(self.longest_prompts, default=-1)
 
     def _note_cold(self) -> None:
         all_cold = all(endpoint.cold for endpoint in self.live)

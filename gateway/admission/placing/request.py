@@ -50,6 +50,7 @@ class RequestRecord:
         "state",
         "throttled",
         "ticket",
+        "whole",
     )
 
     def __init__(self, arrival: Arrived, now: float, kind: Kind) -> None:
@@ -61,6 +62,8 @@ class RequestRecord:
         self.size = demand.prompt_tokens
         """Its prompt tokens."""
         self.longest_prompt = demand.longest_prompt
+        self.whole = max(demand.longest_prompt, demand.least_length - 1)
+        """The `longest_prompt` of an endpoint that takes its output limit, too."""
         self.sequences = demand.sequences
         self.cost = 0.0
         """Expected service, see `service`."""

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.admission.commands import Dispatch
 from gateway.admission.controller import AdmissionController
-from gateway.admission.events import Back, EndpointDown, Returned, ShutdownStarted, Tick
+from gateway.admission.events import Arrived, Back, Demand, EndpointDown, Returned, ShutdownStarted, Tick
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Bounds, Policy
 from tests.unit.admission.playbook import arrived, at, done, nothing, progress, refused, scrape, up
@@ -47,6 +47,12 @@ def test_each_endpoint_says_what_it_lacks_in_the_units_of_its_rule(play):
     assert (a.rule, a.lacks, a.unit) == ("kv", pytest.approx(10.0), "blocks")
     assert (b.rule, b.lacks, b.unit) == ("context_length", None, None)
     assert (c.rule, c.lacks, c.unit) == ("sequences", 1, "sequences")
+
+
+def test_an_endpoint_too_short_for_the_output_limit(play):
+    p = play() >> up("a", length=100) >> up("b", length=200)
+    told = p.controller.explain(Arrived(99, Demand((50,), 100, least_length=150)), p.now)
+    assert (told.endpoint, [c.rule for c in told.candidates]) == ("b", ["context_length", "fits"])
 
 
 def test_where_the_size_is_unknown_there_is_no_forecast(play):

@@ -37,6 +37,15 @@ def test_a_limit_beyond_the_room_is_clamped_where_the_engine_clamps():
     assert all(number in refused.value.message for number in ("100", "60", "120"))
 
 
+def test_the_least_length_takes_the_longest_prompt_with_its_limit():
+    assert ask(30).least_length == 0, "the engine gives it what its own length leaves"
+    assert ask(30, max_tokens=40).least_length == 70
+    assert ask(30, 20, api=Api.COMPLETIONS, max_tokens=40).least_length == 70
+    assert ask(30, 90, api=Api.COMPLETIONS, max_tokens=40).least_length == LENGTH
+    assert ask(60, max_tokens=60).least_length == LENGTH, "cut least where there is most room"
+    assert ask(30, api=Api.COMPLETIONS, echo=True, max_tokens=0).least_length == 30
+
+
 def test_the_group_is_prompts_times_n():
     asked = ask(10, 20, n=3, max_tokens=5)
     assert (asked.sequences, asked.prompt_tokens, asked.max_tokens) == (6, 30, 5)

@@ -199,7 +199,7 @@ def test_a_model_without_an_endpoint_has_no_length_to_hold_it_to():
 def test_what_no_endpoint_could_take_is_refused_with_the_field_to_lower():
     count = PromptCount((60,), Source.LOCAL, Kind(Api.CHAT))
     pool = SimpleNamespace(max_model_len=100, takes=lambda prompt, limit: prompt + limit <= 100, ends_completions=True)
-    assert demanded(pool, parse(Api.CHAT, b'{"max_tokens":40}'), count) == Demand((60,), 40)
+    assert demanded(pool, parse(Api.CHAT, b'{"max_tokens":40}'), count) == Demand((60,), 40, least_length=100)
     refused = refusal(demanded, pool, parse(Api.CHAT, b'{"max_tokens":41}'), count)
     assert (refused.outcome, refused.param) == (Outcome.CONTEXT_LENGTH_EXCEEDED, "max_tokens")
 
@@ -268,6 +268,7 @@ def test_a_request_without_a_limit_gets_one_where_a_full_cache_kills_all(api, bo
     count = PromptCount((60,), Source.ENGINE, Kind(api))
     demand, most = bounded(pool, Client("a", max_tokens=tenant), request, count, asked)
     assert (demand.max_tokens, most) == expected
+    assert most is None or demand.least_length == 60 + most
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ def of(length):
     return Capacity(length, 1000)
 
 
-def request(*prompts, avoid=None):
-    arrival = Arrived(1, Demand(prompts, 10))
+def request(*prompts, avoid=None, least_length=0):
+    arrival = Arrived(1, Demand(prompts, 10, least_length=least_length))
     made = RequestRecord(arrival, 0.0, PREDICTOR.kind(arrival))
     made.avoid = frozenset({avoid} - {None})
     return made
@@ -126,6 +126,27 @@ def test_eligible_are_the_live_ones_that_serve_its_longest_prompt(endpoints):
     assert names(endpoints.eligible(request(10, 100))) == ["big"]
     endpoints.apply(EndpointDown("big", "killed"), 1.0)
     assert endpoints.eligible(request(10, 100)) == []
+
+
+def test_an_output_limit_that_only_a_longer_one_takes_goes_there(endpoints):
+    endpoints.apply(EndpointUp("big", of(1000)), 0.0)
+    endpoints.apply(EndpointUp("small", of(100)), 0.0)
+    short, long = request(50, least_length=100), request(50, least_length=101)
+    assert names(endpoints.eligible(short)) == ["big", "small"]
+    assert names(endpoints.eligible(long)) == ["big"]
+    assert (endpoints.lane(short), endpoints.lane(long)) == ((99, frozenset(), None), (999, frozenset(), None))
+    endpoints.apply(EndpointDown("big", "killed"), 1.0)
+    assert endpoints.eligible(long) == [], "it waits for the longer one, as a long prompt does"
+    endpoints.apply(EndpointGone("big"), 2.0)
+    assert names(endpoints.eligible(long)) == ["small"]
+    assert endpoints.lane(long) == (99, frozenset(), None)
+
+
+def test_an_output_limit_beyond_every_cache_leaves_the_choice_to_the_prompt(endpoints):
+    endpoints.apply(EndpointUp("a", Capacity(1000, 5, 16)), 0.0)
+    endpoints.apply(EndpointUp("b", Capacity(1000, 3, 16)), 0.0)
+    assert names(endpoints.eligible(request(40, least_length=1000))) == ["a", "b"]
+    assert names(endpoints.eligible(request(60, least_length=1000))) == ["a"]
 
 
 def test_the_one_that_failed_is_left_out_where_there_is_another(endpoints):
