@@ -133,10 +133,14 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
         return name is not None or len(self._settings().models) == 1
 
     def _is_alone(self, endpoint: EndpointId) -> bool:
-        """Whether no other endpoint that is configured for its model takes traffic."""
-        name, others = self._cores.name(endpoint), self._monitors.keys() - {endpoint}
-        alike = [other for other in others if self._of_one_model(name) and self._cores.name(other) == name]
-        return not any(self._monitors[other].serving for other in alike)
+        """Whether no other endpoint of its model takes traffic."""
+        model, others = self._model(endpoint), self._monitors.keys() - {endpoint}
+        return not any(self._monitors[other].serving and self._model(other) == model for other in others)
+
+    def _model(self, endpoint: EndpointId) -> str | None:
+        """The model of an endpoint as it is configured, or as it reports it; None if it has reported none."""
+        identity = self._monitors[endpoint].status.identity
+        return self._cores.name(endpoint) or (None if identity is None else identity.names[0])
 
     def _renew(self, endpoint: EndpointId, access: Access) -> None:
         """Use another way to reach an endpoint from the next probe on."""

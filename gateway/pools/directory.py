@@ -81,10 +81,10 @@ class Endpoint:
         return status == HTTPStatus.UNAUTHORIZED and self.api_key is not None
 
     def lacks(self, status: int, model: str | None) -> bool:
-        """Whether such an answer says that it does not serve a model, of which another that takes traffic tells."""
+        """Whether such an answer says that it does not serve a model, of which another tells that may be away."""
         if status != HTTPStatus.NOT_FOUND or self.pool is None or self.tells(model):
             return False
-        return any(other.tells(model) for other in self.pool.healthy())
+        return any(other.tells(model) for other in self.pool.endpoints.values())
 
     def note_answer(self, now: float, *, failed: bool) -> None:
         """Note how it answered a request without admission."""

@@ -162,8 +162,7 @@ class Attempt:
             headers: for the endpoint.
             evacuated: it was taken off another endpoint.
             ids: the field in which its token ids go along.
-            model: the name for which another endpoint may be tried if this one lacks it; None where this one was tried
-                before.
+            model: the name that the request has.
         """
         streams = self._exchange.stream and outgoing.stream_interval == 1
         flight = self._flights.open(

@@ -12,7 +12,7 @@ from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.pools.admission import RejectedError
 from gateway.pools.directory import Endpoint, Pool, StoredResponse
 from gateway.relay.attempt import Attempt, Ended, Outgoing, Retryable
-from gateway.relay.demand import Asked, Work
+from gateway.relay.demand import NO_ENDPOINT, Asked, Work
 from gateway.relay.editing import asks_usage
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.headers import towards_endpoint
@@ -85,8 +85,7 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
                 endpoint,
                 stored=stored,
             )
-            model = None if endpoint.id in exchange.lacking else request.model
-            result = await attempt.run(outgoing, headers, evacuated=evacuated, ids=ids, model=model)
+            result = await attempt.run(outgoing, headers, evacuated=evacuated, ids=ids, model=request.model)
             if isinstance(result, Ended):
                 told = exchange.usage
                 usage = _of_whole(told, work.demand, endpoint)
@@ -98,9 +97,7 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
                     handed_to = None if ids is None else endpoint.base_url
                     pool.counter.settle(work.count, usage.prompt_tokens, handed_to=handed_to)
                 return result.outcome
-            exchange.unanswered(result.cause)
-            if result.cause is Back.FAILED:
-                exchange.failures += 1
+            _note_unanswered(exchange, place, work, endpoint, result.cause)
             if result.live_error and not failed:
                 failed = True  # the core ends it at its second failure, so it spends one retry at most
                 _spend_retry(plane, place, pool, result)
@@ -158,6 +155,21 @@ async def _another_dispatch(plane: Plane, exchange: Exchange, place: Place, work
     if result.cause is not Back.BUSY:
         metrics.retried(sent=True)
     return dispatch
+
+
+def _note_unanswered(exchange: Exchange, place: Place, work: Work, endpoint: Endpoint, cause: Back) -> None:
+    """Note why an endpoint did not answer a request.
+
+    Raises:
+        RefusedError: it lacks what the request names, and what has that is away.
+    """
+    others = () if endpoint.id in exchange.lacking else work.pool.healthy()
+    exchange.unanswered(cause)
+    if cause is Back.FAILED:
+        exchange.failures += 1
+    elif cause is Back.LACKING and not any(other.tells(work.request.model) for other in others):
+        place.release(Verdict.DONE, 0)
+        raise RefusedError(Outcome.NO_ENDPOINT, NO_ENDPOINT, retry_after=1.0)
 
 
 def _spend_retry(plane: Plane, place: Place, pool: Pool, result: Retryable) -> None:

@@ -11,6 +11,7 @@ from gateway.admission.controller import AdmissionController
 from gateway.admission.events import Arrived, Capacity, Demand, EndpointId, RequestId, Verdict
 from gateway.admission.policy import Policy
 from gateway.app.monitors import Monitors
+from gateway.app.named_files import read_named_files
 from gateway.config.settings import Settings
 from gateway.endpoints.health import State
 from gateway.endpoints.identity import Identity
@@ -25,6 +26,10 @@ from tests.until import until
 ONE, TWO, THREE = (EndpointId(f"127.0.0.1:{port}") for port in (1, 2, 3))
 AT_ONE, AT_TWO, AT_THREE = (f"http://{endpoint}" for endpoint in (ONE, TWO, THREE))
 CAPACITY = Capacity(max_model_len=100, kv_blocks=100, max_num_seqs=1)
+
+
+def identity(model: str) -> Identity:
+    return Identity((model,), (), None, 100, "0.32.0")
 
 
 class World:
@@ -61,7 +66,7 @@ class World:
 
     def serves(self, endpoint: EndpointId, model: str) -> Admission:
         """The endpoint takes traffic for this model, one request at a time."""
-        self.cores.up(endpoint, Identity((model,), (), None, 100, "0.32.0"), CAPACITY)
+        self.cores.up(endpoint, identity(model), CAPACITY)
         serving = self.cores.serves(endpoint)
         assert serving is not None
         return self.admissions[serving]
@@ -197,16 +202,20 @@ async def test_nobody_looks_through_the_whole_pool_while_one_leaves(world: World
     assert not looks
 
 
-@pytest.mark.parametrize("one_model", [True, False])
-async def test_one_waits_for_its_adapters_where_another_serves_its_model_and_is_known_to(
-    world: World, monkeypatch: Any, *, one_model: bool
+@pytest.mark.parametrize(
+    ("name", "reported", "alone"), [("m", "m", False), (None, "m", False), (None, "another", True)]
+)
+async def test_one_waits_for_its_adapters_where_another_serves_its_model(
+    world: World, monkeypatch: Any, *, name: str | None, reported: str, alone: bool
 ) -> None:
-    monkeypatch.setattr(world.monitors, "_of_one_model", lambda _name: one_model)
-    world.monitors.follow(access(AT_ONE, AT_TWO))
+    model = {"name": name, "endpoints": [{"url": AT_ONE}, {"url": AT_TWO}]}
+    world.monitors.follow(read_named_files(Settings.model_validate({"models": [model]})).endpoints)
     first, second = world.monitors[ONE], world.monitors[TWO]
+    monkeypatch.setattr(first, "_identity", identity("m"))
     assert first._alone()
+    monkeypatch.setattr(second, "_identity", identity(reported))
     monkeypatch.setattr(second._health, "state", State.UP)
-    assert first._alone() is not one_model
+    assert first._alone() is alone
     assert second._alone()
 
 

@@ -363,8 +363,19 @@ async def test_what_an_endpoint_lacks_is_asked_of_another_that_has_it(plane):
 async def test_what_only_an_endpoint_has_that_cannot_be_reached_is_not_asked_for_again_and_again(plane):
     plane.up("b", loras=("sql",))
     plane.replies += [Reply(MISSING, status=404), ConnectFailedError("refused"), Reply(MISSING, status=404)]
-    assert (await plane.ask(ADAPTED).ended()).status == 404
+    assert (await plane.ask(ADAPTED).ended()).status == 503
     assert [url for url, *_ in plane.sent] == ["http://a", "http://b", "http://a"]
+
+
+async def test_what_only_an_endpoint_has_that_is_away_is_not_there_now(plane):
+    """As an adapter that this one still loads."""
+    plane.up("b", loras=("sql",))
+    plane.cores.down("b", "killed")
+    plane.replies.append(Reply(MISSING, status=404))
+    client = plane.ask(ADAPTED)
+    assert await outcome(plane, client) == "no_endpoint"
+    assert (client.status, client.headers["retry-after"]) == (503, "1")
+    assert not plane.in_flight
 
 
 async def test_what_no_other_endpoint_has_is_not_found(plane):
