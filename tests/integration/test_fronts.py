@@ -23,7 +23,7 @@ from gateway.tier.questions import ANSWERED_WITHIN
 from gateway.upstream.interface import ConnectFailedError
 from tests.fakes.vllm import FakeSettings, FakeVllm
 from tests.integration.relaying import CHAT, COMPLETIONS, body, events
-from tests.until import until
+from tests.until import PATIENCE, until
 
 
 class Tier:
@@ -276,7 +276,7 @@ async def test_who_waits_at_any_front_is_told_its_place_in_the_one_queue(tmp_pat
                     stream = made.clients[front].stream("POST", CHAT, json=body(stream=True, tokens=5))
                     told = (await waiting.enter_async_context(stream)).aiter_lines()
                     reading.append(told)
-                    async with asyncio.timeout(10):
+                    async with asyncio.timeout(PATIENCE):
                         while not (line := await anext(told)).startswith(f": kvgate position={place}"):
                             assert line in ("", ": kvgate queued")
             fake.thaw()

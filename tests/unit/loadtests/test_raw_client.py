@@ -8,6 +8,7 @@ import pytest
 from loadtests.raw_client import Repeater, Stream, Tally, post
 from loadtests.relay_cost import Load, repeat
 from tests.fakes.vllm import FakeSettings, FakeVllm, Fault, FaultKind
+from tests.until import PATIENCE
 
 CHAT = "/v1/chat/completions"
 SETTINGS = FakeSettings(step_seconds=0.005)
@@ -24,7 +25,7 @@ async def followed(fake: FakeVllm, tally: Tally, tokens: int = 5) -> Stream:
     loop = asyncio.get_running_loop()
     request = asked(stream=True, tokens=tokens)
     _, stream = await loop.create_connection(lambda: Stream(request, tally), "127.0.0.1", fake.port)
-    await asyncio.wait_for(stream.ended, 10)
+    await asyncio.wait_for(stream.ended, PATIENCE)
     return stream
 
 
@@ -65,7 +66,7 @@ async def repeating(fake: FakeVllm, enough: int) -> Repeater:
     loop = asyncio.get_running_loop()
     request = asked(stream=False, tokens=1)
     _, repeater = await loop.create_connection(lambda: Repeater(request), "127.0.0.1", fake.port)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while repeater.answered < enough and not repeater.stopped.done():  # noqa: ASYNC110
             await asyncio.sleep(0)
         repeater.stop()

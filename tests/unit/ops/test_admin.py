@@ -18,6 +18,7 @@ from gateway.ops.pictures.broadcast import Broadcast
 from gateway.ops.state import EndpointState, GatewayState, UnknownEndpointError, UnknownModelError
 from gateway.wire.errors import error_answer
 from gateway.wire.request import Api
+from tests.until import PATIENCE
 
 ID = "127.0.0.1:8001"
 
@@ -410,7 +411,7 @@ async def test_nobody_is_awaited_long_for_a_body(locked_admin, monkeypatch):
         yield b"{"
         await asyncio.sleep(3600)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         assert_error(await locked_admin.post("/kvgate/adapters/unload", content=pieces()), 408, "timeout")
 
 

@@ -14,6 +14,7 @@ from gateway.config.settings import LogSettings
 from gateway.ops import people
 from gateway.ops.logs import AccessLog, configure, redact
 from gateway.serve.supervision_log import SupervisionLog
+from tests.until import PATIENCE
 
 FIELDS = {
     "request_id": "req-1",
@@ -93,7 +94,7 @@ async def test_lines_written_together_come_whole_in_their_order_and_soon():
     access(**FIELDS)
     access(**FIELDS)
     assert len(lines(out)) < 52, "not at once"
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while len(lines(out)) < 52:  # noqa: ASYNC110  # the loop's own timer writes them
             await asyncio.sleep(0.01)
     access.flush()

@@ -9,6 +9,7 @@ from gateway.relay.payload import Room
 from gateway.upstream.interface import UpstreamError
 from gateway.wire.token_ids import IdsField
 from tests.fakes.plane import ASKED, DONE, LAST, TOKEN, USED, WHOLE, FakePlane, Reply, asked, error_of, stream, would
+from tests.until import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("hurried")
 
@@ -143,7 +144,7 @@ async def test_a_body_is_kept_once_until_its_answer_begins_and_no_longer(plane, 
     client = plane.ask(body)
     assert json.loads(await sent(plane))["stream_options"] == {"include_usage": True}
     assert memory() > SIZE
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while memory() > 1.75 * SIZE:  # noqa: ASYNC110  # the thread that read it is about to forget it
             await asyncio.sleep(0.01)
     assert plane.plane.bodies._shares.held == len(body)

@@ -15,7 +15,7 @@ from gateway.serve.engines import Engines
 from gateway.serve.gateways import FailedError
 from gateway.serve.launch import place_by, programs
 from tests.ports import free_port
-from tests.until import until
+from tests.until import PATIENCE, until
 
 
 class Supervisor:
@@ -343,7 +343,7 @@ async def test_one_that_runs_on_demand_from_now_on_may_start_before_the_others_h
         return await add(program)
 
     monkeypatch.setattr(world.supervisor, "add", slow)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await world.become({"red": ON_DEMAND, "blue": SURGE | LONGER})
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.app.parent import Parent
 from gateway.serve import lifetime as process
+from tests.until import PATIENCE
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def collector():
 
 async def frozen():
     """Until something was taken out of garbage collection; put it back."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while not gc.get_freeze_count():  # noqa: ASYNC110  # the collector tells nobody
             await asyncio.sleep(0)
     gc.unfreeze()

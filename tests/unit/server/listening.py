@@ -5,6 +5,7 @@ import contextlib
 
 from gateway.config.settings import ServerSettings
 from gateway.server.server import Listener, bind
+from tests.until import PATIENCE
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -23,7 +24,7 @@ async def serving(app, **settings):
 async def connected(listener):
     reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             yield reader, writer
     finally:
         writer.close()

@@ -8,7 +8,7 @@ from gateway.relay.client_departure import while_connected
 from gateway.relay.response import Response, State
 from gateway.server.asgi import DIRECT, Body
 from tests.unit.server.listening import GET, connected, serving
-from tests.until import until
+from tests.until import PATIENCE, until
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 END = {"type": "http.response.body", "body": b"", "more_body": False}
@@ -66,7 +66,7 @@ async def test_who_gets_no_chunks_gets_none_in_their_frame(get, start):
 
     async with serving(app) as listener, connected(listener) as (_, writer):
         writer.write(get)
-        assert await asyncio.wait_for(said, 5) is None
+        assert await asyncio.wait_for(said, PATIENCE) is None
 
 
 async def test_a_client_of_http_1_0_gets_no_chunks():

@@ -10,7 +10,7 @@ from gateway.server import server
 from gateway.server.http_protocol import LimitedProtocol
 from tests.clock import unhindered
 from tests.unit.server.listening import GET, answer, connected, serving
-from tests.until import until
+from tests.until import PATIENCE, until
 
 UPGRADE = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
 
@@ -366,4 +366,4 @@ async def test_a_connection_keeps_its_attributes_in_little_room():
 
     async with serving(app) as listener, connected(listener) as (_, writer):
         writer.write(GET)
-        assert await asyncio.wait_for(told, 5) < 1000
+        assert await asyncio.wait_for(told, PATIENCE) < 1000

@@ -14,7 +14,7 @@ from gateway.config.tls import clients_context
 from gateway.server.last_call import LAST_WORD, last_call
 from gateway.server.server import Listener, bind
 from tests.unit.server.listening import GET, answer
-from tests.until import until
+from tests.until import PATIENCE, until
 
 FILES = Path(__file__).parents[1] / "config" / "certificates"
 
@@ -80,7 +80,7 @@ async def client(listener, trusted=None, **options):
         "127.0.0.1", listener.port, ssl=trusted or trusting(), server_hostname="localhost", **options
     )
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             yield reader, writer
     finally:
         writer.transport.abort()
@@ -153,7 +153,7 @@ async def test_a_handshake_that_does_not_end_is_broken_off(monkeypatch):
             writer.write(sent)
             await until(lambda: listener.beginning == 1)
             with contextlib.suppress(ConnectionResetError):
-                assert await asyncio.wait_for(reader.read(), 5) == b""
+                assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
             await until(lambda: listener.beginning == 0)
             writer.close()
     await until(lambda: sockets() <= before)
@@ -169,7 +169,7 @@ async def test_handshakes_take_places_and_the_longest_gives_way(monkeypatch):
             await until(lambda number=number: listener.beginning == min(number + 1, 4))
         for reader, _ in held[:4]:
             with contextlib.suppress(ConnectionResetError):
-                assert await asyncio.wait_for(reader.read(), 5) == b""
+                assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
         assert len(listener.refused) == 4
         async with client(listener) as (reader, writer):
             writer.write(GET)
@@ -196,7 +196,7 @@ async def test_plain_http_is_no_handshake_and_the_log_says_so(capsys):
         reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
         writer.write(GET)
         with contextlib.suppress(ConnectionResetError):
-            assert b"HTTP" not in await asyncio.wait_for(reader.read(), 5)
+            assert b"HTTP" not in await asyncio.wait_for(reader.read(), PATIENCE)
         writer.close()
     assert "the client speaks plain HTTP" in capsys.readouterr().out
 
@@ -287,7 +287,7 @@ async def test_who_waits_to_be_accepted_at_the_very_end_is_answered():
     )
     await asyncio.sleep(0.01)  # its connection waits, whether or not its handshake has begun
     closing = asyncio.create_task(last_call([port], context()))
-    reader, writer = await asyncio.wait_for(coming, 5)
+    reader, writer = await asyncio.wait_for(coming, PATIENCE)
     writer.write(GET)
     assert await reader.read() == LAST_WORD
     writer.close()

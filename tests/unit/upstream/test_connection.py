@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.upstream.connection import ESTABLISHED, Connection
 from gateway.upstream.interface import ConnectionLostError
 from tests.unit.upstream.endpoint import CHUNKED, WHOLE, Server, fetch, upstream
-from tests.until import until
+from tests.until import PATIENCE, until
 
 
 async def test_an_answer_that_was_not_read_to_its_end_closes_its_connection(server: Server) -> None:
@@ -221,7 +221,7 @@ async def test_an_answer_in_an_unknown_transfer_coding_is_not_taken_for_a_plain_
         writer.close()
 
     server.scripts = [coded]
-    async with upstream() as client, asyncio.timeout(5):
+    async with upstream() as client, asyncio.timeout(PATIENCE):
         with pytest.raises(ConnectionLostError, match="not HTTP"):
             await fetch(client, server.url)
 
@@ -233,7 +233,7 @@ async def test_a_coding_is_known_in_any_spelling(server: Server) -> None:
         await reader.read()
 
     server.scripts = [chunked]
-    async with upstream() as client, asyncio.timeout(5):
+    async with upstream() as client, asyncio.timeout(PATIENCE):
         assert await fetch(client, server.url) == b"ok"
 
 
@@ -319,7 +319,7 @@ async def test_what_arrives_while_nobody_reads_waits_up_to_a_bound_and_is_read_a
             await writer.drain()
 
     server.scripts = [firehose]
-    async with upstream() as client, asyncio.timeout(20):
+    async with upstream() as client, asyncio.timeout(PATIENCE):
         answer = await client.send(server.url, "POST", "/", [], b"")
         await until(lambda: answer._connection._paused)  # type: ignore[attr-defined]
         first = await answer.read_some()
@@ -554,7 +554,7 @@ class TestChunks:
         assert to.content == b"ab\r\n" + bytes(14)
         to.arrives(b"1\r\ncxy")
         with pytest.raises(ConnectionLostError):
-            await asyncio.wait_for(to.ended, 5)
+            await asyncio.wait_for(to.ended, PATIENCE)
         assert all(isinstance(piece, bytes) for piece in to.taken)
 
     async def test_a_chunk_that_is_left_is_handed_over_by_its_content(self) -> None:

@@ -10,6 +10,7 @@ import uvloop
 from gateway.upstream.interface import ConnectFailedError, ConnectionLostError
 from gateway.upstream.unix_connection import UnixConnection, connect
 from tests.unit.upstream.endpoint import WHOLE, Server, fetch, upstream
+from tests.until import PATIENCE
 
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 
@@ -25,7 +26,7 @@ async def unix(tmp_path: Path) -> AsyncIterator[Server]:
 
 
 async def test_a_request_goes_over_the_socket_and_its_connection_serves_the_next(unix: Server) -> None:
-    async with upstream() as client, asyncio.timeout(5):
+    async with upstream() as client, asyncio.timeout(PATIENCE):
         for _ in range(3):
             assert await fetch(client, unix.url) == b"ok"
     assert unix.connections == 1
@@ -51,7 +52,7 @@ def test_a_request_never_meets_a_connection_whose_end_has_come(
                 await loop.sock_recv(accepted[-1], 1000)
                 await loop.sock_sendall(accepted[-1], WHOLE)
 
-            async with upstream() as client, asyncio.timeout(5):
+            async with upstream() as client, asyncio.timeout(PATIENCE):
                 for _ in range(2):
                     answering = asyncio.create_task(answer())
                     assert await fetch(client, f"unix:{path}") == b"ok"
@@ -74,7 +75,7 @@ def test_what_was_written_is_not_sent_again(loop: Callable[[], asyncio.AbstractE
 
     async def meets() -> None:
         listening = await asyncio.start_unix_server(dies, tmp_path / "vllm.sock")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             connection = await connect(str(tmp_path / "vllm.sock"))
             with pytest.raises(ConnectionLostError):
                 await connection.request(b"GET / HTTP/1.1\r\n\r\n", b"")
@@ -103,7 +104,7 @@ async def test_a_full_queue_of_connections_is_waited_for(tmp_path: Path) -> None
         await asyncio.sleep(0.05)
         assert not connecting.done()
         held.enter_context(listening.accept()[0])
-        connection = await asyncio.wait_for(connecting, 5)
+        connection = await asyncio.wait_for(connecting, PATIENCE)
         assert isinstance(connection, UnixConnection)
         assert connection.open
         connection.abort()

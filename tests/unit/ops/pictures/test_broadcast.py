@@ -7,7 +7,7 @@ from gateway.ops.pictures import broadcast as module
 from gateway.ops.pictures.broadcast import KEPT, Broadcast, TooManyError
 from gateway.ops.pictures.picture import Point
 from tests.unit.ops.pictures.pictures import picture
-from tests.until import until
+from tests.until import PATIENCE, until
 
 
 class Source:
@@ -57,7 +57,7 @@ def read(message):
 
 
 async def next_of(reader):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         return read(await anext(reader))
 
 
