@@ -19,19 +19,20 @@ from typing import Any
 import httpx
 
 from tests.ports import free_port
+from tests.until import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 NGINX_CONF = ROOT / "deploy" / "nginx" / "nginx.conf"
 STOP_TIMEOUT = 20.0
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], timeout: float, what: str) -> None:
-    deadline = asyncio.get_running_loop().time() + timeout
+async def until(condition: Callable[[], bool | Awaitable[bool]], what: str) -> None:
+    deadline = asyncio.get_running_loop().time() + PATIENCE
     while True:
         met = condition()
         if met if isinstance(met, bool) else await met:
             return
-        assert asyncio.get_running_loop().time() < deadline, f"not in {timeout:g} s: {what}"
+        assert asyncio.get_running_loop().time() < deadline, f"not in {PATIENCE:g} s: {what}"
         await asyncio.sleep(0.01)
 
 
@@ -64,7 +65,7 @@ async def kvgate(folder: Path, *endpoints: str, environ: Mapping[str, str] | Non
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", **(environ or {})}
     async with _running(argv, log, environ) as process:
         running = Kvgate(process, port, log)
-        await until(lambda: _answers(process, f"{running.url}/readyz", log), 60, "kvgate is ready")
+        await until(lambda: _answers(process, f"{running.url}/readyz", log), "kvgate is ready")
         yield running
 
 
@@ -86,7 +87,7 @@ async def nginx(
     argv = [binary, "-p", str(temporary), "-c", str(file), "-g", "daemon off;"]
     async with _running(argv, log, os.environ) as process:
         url = f"http://127.0.0.1:{port}"
-        await until(lambda: _answers(process, f"{url}/nothing", log, httpx.codes.NOT_FOUND), 20, "nginx answers")
+        await until(lambda: _answers(process, f"{url}/nothing", log, httpx.codes.NOT_FOUND), "nginx answers")
         yield url
 
 

@@ -125,7 +125,7 @@ async def test_the_image_starts_without_root_turns_healthy_serves_and_ends_in_pe
 ) -> None:
     image = running.image
     assert not await healthy(image, stages, free_port())
-    await until(lambda: healthy(image, stages, running.port), 60, "the health check is green")
+    await until(lambda: healthy(image, stages, running.port), "the health check is green")
 
     user, group = image.user.split(":")
     status = running.status()
@@ -139,7 +139,7 @@ async def test_the_image_starts_without_root_turns_healthy_serves_and_ends_in_pe
             counting = (await client.get("/kvgate/state")).json()["counting"]
             return bool(counting) and counting[0]["mode"] == "local"
 
-        await until(counts_itself, 60, f"the tokenizer on the volume is used:\n{running.log.read_text()}")
+        await until(counts_itself, f"the tokenizer on the volume is used:\n{running.log.read_text()}")
         asked = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
         answer = (await client.post("/v1/chat/completions", json=asked)).json()
         assert answer["usage"]["prompt_tokens"] == len("<user>hello<assistant>")

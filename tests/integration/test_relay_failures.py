@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import httpx
@@ -94,10 +95,10 @@ async def proxied(fake):
 
 
 async def test_what_still_moves_is_not_sent_again_although_no_new_connection_is_taken():
-    settings, health = FakeSettings(step_seconds=0.02, output_tokens=200), {"interval": 0.2}
+    settings, health = FakeSettings(step_seconds=0.02, output_tokens=1000), {"interval": 0.2}
     async with FakeVllm(settings) as fake, proxied(fake) as (proxy, takes), gateway(proxy, health=health) as kvgate:
-        asked = [asyncio.create_task(kvgate.post(tokens=200)) for _ in range(2)]
-        async with kvgate.client.stream("POST", CHAT, json=body(tokens=200, stream=True)) as streamed:
+        asked = [asyncio.create_task(kvgate.post(tokens=1000)) for _ in range(2)]
+        async with kvgate.client.stream("POST", CHAT, json=body(tokens=1000, stream=True)) as streamed:
             pieces = streamed.aiter_text()
             text = await anext(pieces)  # a first token: from now on kvgate knows that the engine moves
             await until(lambda: _all_generate(fake, 3))
@@ -108,6 +109,7 @@ async def test_what_still_moves_is_not_sent_again_although_no_new_connection_is_
                 await takes(True)
                 await until(lambda: _is(kvgate, "up"))
             assert not any(one.done() for one in asked)
+            fake.settings = replace(settings, step_seconds=0.001)
             text += "".join([piece async for piece in pieces])
         assert events(text)[-1] == "data: [DONE]"
         assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 2

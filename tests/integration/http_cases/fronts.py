@@ -175,7 +175,7 @@ async def nginx(binary: str, folder: Path) -> AsyncIterator[Front]:
         file.write_text(_NGINX.format(folder=folder, port=port, backend=echo.port))
         process = await asyncio.create_subprocess_exec(binary, "-p", str(folder), "-c", str(file))
         try:
-            await until(lambda: _listens(port), 20, "nginx listens")
+            await until(lambda: _listens(port), "nginx listens")
             yield Front(port, echo)
         finally:
             process.terminate()
