@@ -34,7 +34,7 @@ class Demand:
     `prompts` has the token count of each prompt (several for a list of prompts). `n` sequences are sampled from each.
     `max_tokens` bounds the tokens of each sequence. It is always known: if the client sets none, it is what the model's
     length leaves, or the API's default; 0 if only the prompts are read. `least_length` is the model length that takes
-    its prompts with the output limit that its engine gets, at most the longest there is; 0 if it gets none.
+    its prompts with the output limit that its engine gets, or the limit alone where none takes both; 0 without one.
     """
 
     prompts: tuple[int, ...]

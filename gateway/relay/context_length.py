@@ -1,6 +1,6 @@
 """The length check of a request against its model, and the demand that follows from it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gateway.admission.events import Demand
@@ -53,14 +53,23 @@ def demand(
                 field,
             )
     prompts = tuple(min(tokens, max_model_len - 1) for tokens in count.prompts)
-    room = max_model_len - min(prompts)  # of several, the engine gives each what its own length leaves
-    unlimited = Demand(prompts, room, request.n)
-    return unlimited if asked is None else limited(unlimited, min(asked, room), max_model_len)
+    unlimited = Demand(prompts, _room(prompts, max_model_len), request.n)
+    return unlimited if asked is None else limited(unlimited, asked, max_model_len)
 
 
 def limited(demand: Demand, most: int, max_model_len: int) -> Demand:
-    """The demand with an output limit that its engine gets, in tokens. `max_model_len`: of the largest endpoint."""
-    return replace(demand, max_tokens=most, least_length=min(demand.longest_prompt + most, max_model_len))
+    """The demand with an output limit that its engine gets, in tokens. `max_model_len`: of the largest endpoint.
+
+    An answer that no endpoint has room for is cut everywhere: wherever the limit alone is not refused it may be.
+    """
+    lengths = (demand.longest_prompt + most, most, 0)
+    least_length = next(length for length in lengths if length <= max_model_len)
+    return replace(demand, max_tokens=min(most, _room(demand.prompts, max_model_len)), least_length=least_length)
+
+
+def _room(prompts: Sequence[int], max_model_len: int) -> int:
+    """Most tokens that any sequence may get: of several prompts, each has what its own length leaves."""
+    return max_model_len - min(prompts)
 
 
 def _too_long(tokens: str, max_model_len: int, api: Api) -> TooLongError:

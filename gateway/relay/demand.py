@@ -252,7 +252,7 @@ def bounded(
         return limited(asked, most, pool.max_model_len), most
     if most is None:
         return asked, unread
-    return limited(asked, min(asked.max_tokens, most), pool.max_model_len), most
+    return limited(asked, most, pool.max_model_len), most
 
 
 def limit(client: Client, request: GenerationRequest, room: int) -> int | None:

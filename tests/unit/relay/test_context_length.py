@@ -41,8 +41,11 @@ def test_the_least_length_takes_the_longest_prompt_with_its_limit():
     assert ask(30).least_length == 0, "the engine gives it what its own length leaves"
     assert ask(30, max_tokens=40).least_length == 70
     assert ask(30, 20, api=Api.COMPLETIONS, max_tokens=40).least_length == 70
-    assert ask(30, 90, api=Api.COMPLETIONS, max_tokens=40).least_length == LENGTH
-    assert ask(60, max_tokens=60).least_length == LENGTH, "cut least where there is most room"
+    assert ask(30, 90, api=Api.COMPLETIONS, max_tokens=40).least_length == 40
+    assert ask(60, max_tokens=60).least_length == 60, (
+        "no endpoint has room for all of it, and a shorter one cuts it, too"
+    )
+    assert ask(60, max_tokens=40).least_length == LENGTH
     assert ask(30, api=Api.COMPLETIONS, echo=True, max_tokens=0).least_length == 30
 
 
@@ -70,8 +73,8 @@ def test_more_output_than_any_model_has_is_refused_by_its_own_name(value):
 
 def test_of_an_estimate_the_engine_is_the_judge():
     asked = ask(500, source=Source.ESTIMATE, max_tokens=500)
-    assert asked.prompts == (99,)
-    assert asked.max_tokens == 1
+    assert (asked.prompts, asked.max_tokens) == ((99,), 1)
+    assert asked.least_length == 0, "a limit beyond every length is refused everywhere or nowhere"
 
 
 def test_a_prompt_that_was_not_tokenized_is_said_to_have_at_least():
