@@ -22,7 +22,8 @@ async def list_models(plane: Plane, scope: Scope, exchange: Exchange) -> Outcome
         RefusedError: it is not known yet what is served, or there is no such model.
     """
     directory = plane.directory
-    cards = [card for pool in directory.pools.values() for card in _cards(pool)]
+    told = ((pool, card) for pool in directory.pools.values() for card in _cards(pool))
+    cards = [card for pool, card in told if directory.lookup(card["id"]) is pool]  # two may tell of one name
     cards += [_card(name, name) for name in directory.awaited]
     every = cards
     cards = [card for card in cards if exchange.client.may_use(card["id"])]

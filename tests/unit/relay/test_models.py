@@ -26,6 +26,7 @@ ANYBODY = Client("")
 def plane_of(*pools, awaited=()):
     directory = SimpleNamespace(
         pools={pool.name: pool for pool in pools},
+        lookup=lambda name: next(pool for pool in pools if name in pool.names),
         awaited=awaited,
         undiscovered=lambda _model: bool(awaited),
         starting=lambda _model: [],
@@ -48,6 +49,12 @@ async def listed(plane, path="/v1/models", client=ANYBODY):
     assert (start["status"], headers[b"x-request-id"]) == (200, b"mine")
     assert int(headers[b"content-length"]) == len(body["body"])
     return json.loads(body["body"])
+
+
+async def test_a_name_that_two_models_have_is_that_of_the_one_that_serves_it():
+    plane = plane_of(pool("a", identity("a", "chat")), pool("b", identity("b", "chat")))
+    told = [(card["id"], card["root"]) for card in (await listed(plane))["data"]]
+    assert told == [("a", "a"), ("chat", "a"), ("b", "b")]
 
 
 async def test_every_name_of_every_pool_is_a_model_and_an_adapter_names_its_parent():
