@@ -103,9 +103,9 @@ class InFlight:
 class AdmissionController:
     """Admission to the endpoints of one model.
 
-    Deadlines: while an endpoint is live, a request waits at most its queue budget, which is never over `ttl`. Without
-    a live endpoint it waits at most M, the larger of `no_endpoint_ttl` and twice an engine's expected time to start.
-    Its wait begins anew when the last endpoint goes or the first comes, but is at most `ttl` + M in all. If an endpoint
+    Deadlines: while an endpoint that takes its prompt is live, a request waits at most its queue budget, which is never
+    over `ttl`. Without one it waits at most M, the larger of `no_endpoint_ttl` and twice an engine's expected time to
+    start. Its wait begins anew when the longest live endpoint goes or comes, but is at most `ttl` + M in all. If one
     fails on the request, or cannot be reached when it is first tried, all these limits start again: the time spent
     there was no wait for room. The outcome tells whether its budget, `ttl` or `no_endpoint_ttl` ended it
     (`Waits.overdue`).
@@ -516,11 +516,11 @@ class AdmissionController:
     def _endpoint_changed(self, event: EndpointEvent, now: float) -> None:
         """Adapt deadlines and lanes to the endpoints of now."""
         endpoints = self._endpoints
-        longest_prompts, live = endpoints.longest_prompts, bool(endpoints.live)
+        longest_prompts, longest_live = endpoints.longest_prompts, endpoints.longest_live
         endpoints.apply(event, now)
-        if live != bool(endpoints.live):
+        if longest_live != endpoints.longest_live:
             self._reschedule()
-        if longest_prompts != endpoints.longest_prompts:
+        if (longest_prompts, longest_live) != (endpoints.longest_prompts, endpoints.longest_live):
             self._relane(now)
 
     def _expected(self, event: Expected, now: float) -> None:

@@ -175,6 +175,11 @@ class Pool:
             return True
         return any(prompt + limit <= identity.max_model_len for identity in self.identities)
 
+    def shortest_for(self, prompt: int) -> int:
+        """The shortest length, in tokens, that takes a prompt of so many; the longest if none does."""
+        lengths = (identity.max_model_len for identity in self.identities)
+        return min((length for length in lengths if length > prompt), default=self.max_model_len)
+
     def default_max_tokens(self, prompt: int) -> int | None:
         """The output limit for a request that has none, after a prompt of so many tokens; None if it needs none.
 
@@ -196,6 +201,13 @@ class Pool:
     def healthy(self) -> list[Endpoint]:
         """The endpoints that take traffic now."""
         return [endpoint for endpoint in self.endpoints.values() if endpoint.healthy]
+
+    def healthy_for(self, prompt: int, least_length: int) -> list[Endpoint]:
+        """Those that take a prompt of so many tokens, and of them those of this length, if there are any."""
+        fitting = [(there, there.identity.max_model_len) for there in self.healthy() if there.identity is not None]
+        longest = max((length for _, length in fitting), default=0)
+        least = max(prompt + 1, least_length if least_length <= longest else 0)
+        return [there for there, length in fitting if length >= least]
 
     @property
     def failures(self) -> int:

@@ -29,7 +29,7 @@ _WAITED_IN_VAIN = frozenset({Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT, Outcome
 _AT_ONCE = 0.001
 """Seconds: a request refused sooner has not waited."""
 SECOND_TRY = 0.25
-"""Seconds before a request is sent again to the only healthy endpoint, which failed on it: time for a probe."""
+"""Seconds before a request is sent again to the only endpoint that takes it, which failed on it: time for a probe."""
 
 
 async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
@@ -103,7 +103,7 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
                 _spend_retry(plane, place, pool, result)
             evacuated = evacuated or result.evacuated
             async with heartbeat(exchange, interval, place.turn), noting(exchange, place.turn):
-                if result.cause is Back.FAILED and exchange.failures == 1 and pool.healthy() == [endpoint]:
+                if result.cause is Back.FAILED and exchange.failures == 1 and _is_alone(endpoint, work):
                     await asyncio.sleep(SECOND_TRY)
                 dispatch = await _another_dispatch(plane, exchange, place, work, result)
     finally:
@@ -155,6 +155,11 @@ async def _another_dispatch(plane: Plane, exchange: Exchange, place: Place, work
     if result.cause is not Back.BUSY:
         metrics.retried(sent=True)
     return dispatch
+
+
+def _is_alone(endpoint: Endpoint, work: Work) -> bool:
+    """Whether no other endpoint takes a request now."""
+    return work.pool.healthy_for(work.demand.longest_prompt, work.demand.least_length) == [endpoint]
 
 
 def _note_unanswered(exchange: Exchange, place: Place, work: Work, endpoint: Endpoint, cause: Back) -> None:

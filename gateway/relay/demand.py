@@ -222,13 +222,14 @@ def require_endpoints(pool: Pool) -> None:
 
 
 def room(pool: Pool, demand: Demand, count: PromptCount) -> int:
-    """The output tokens that the model's length surely leaves each sequence, or all, where an engine finds them out.
+    """The output tokens that the length of any endpoint surely leaves each sequence, or all, where it finds them out.
 
     An estimate may be far above the prompt, and would cut the answer short.
     """
     clamps = pool.takes(pool.max_model_len, 1)
     unknown = not count.source.exact and clamps
-    return pool.max_model_len if unknown else pool.max_model_len - demand.longest_prompt
+    shortest = pool.shortest_for(demand.longest_prompt)
+    return shortest if unknown else shortest - demand.longest_prompt
 
 
 def bounded(

@@ -172,24 +172,24 @@ class Admission(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(ENDPOINTS), capacity=st.sampled_from(CAPACITIES))
     def up(self, name, capacity):
-        was = any(p.up for p in self.pool.values())
+        was = self.longest()
         if name in self.pool:
             known = self.pool[name]
             known.capacity, known.up, known.gone = capacity, True, False
         else:
             self.pool[name] = Pool(capacity)
-        if not was:
+        if was != self.longest():
             self.since = self.now
         self.unreached = {pair: until for pair, until in self.unreached.items() if pair[1] != name}
         self.feed(EndpointUp(name, capacity))
 
     @rule(name=st.sampled_from(ENDPOINTS), gone=st.booleans())
     def down(self, name, gone):
-        was = any(p.up for p in self.pool.values())
+        was = self.longest()
         if name in self.pool:
             self.pool[name].up = False
             self.pool[name].gone |= gone
-        if was and not any(p.up for p in self.pool.values()):
+        if was != self.longest():
             self.since = self.now
         self.feed(EndpointGone(name) if gone else EndpointDown(name, "killed"))
 
@@ -392,7 +392,7 @@ class Admission(RuleBasedStateMachine):
         front = front_of(known.arrival.request)
         unreached = {name for (whose, name), until in self.unreached.items() if whose == front and self.now < until}
         demand = known.arrival.demand
-        whole = any(fits(demand, p.capacity, whole=True) for p in self.pool.values() if not p.gone)
+        whole = any(fits(demand, p.capacity, whole=True) for p in self.pool.values() if p.up)
         names = [n for n, p in self.pool.items() if p.up and fits(demand, p.capacity, whole=whole)]
         names = [name for name in names if name not in unreached]
         return [name for name in names if name not in known.avoid] or names
@@ -405,7 +405,7 @@ class Admission(RuleBasedStateMachine):
 
     def deadline(self, known: Known, *, earliest: bool = False) -> float:
         """Prefill may take a part of the time that a target leaves."""
-        live = any(p.up for p in self.pool.values())
+        live = self.is_served(known)
         target = self.target(known)
         queue_budget = self.policy.ttl
         if target is not None:
@@ -441,9 +441,23 @@ class Admission(RuleBasedStateMachine):
                 self.check_dispatch(command, before)
         return commands
 
+    def is_served(self, known: Known) -> bool:
+        return any(p.up and fits(known.arrival.demand, p.capacity) for p in self.pool.values())
+
+    def longest(self) -> int:
+        """Of the prompts that some live endpoint serves."""
+        rooms = ((p, p.capacity.kv_blocks) for p in self.pool.values() if p.up)
+        lengths = (
+            p.capacity.max_model_len
+            if blocks is None
+            else min(p.capacity.max_model_len, blocks * p.capacity.block_size)
+            for p, blocks in rooms
+        )
+        return max(lengths, default=0)
+
     def check_refusal(self, known, outcome, retry_after):
         known_endpoints = [p for p in self.pool.values() if not p.gone]
-        live = any(p.up for p in self.pool.values())
+        live = self.is_served(known)
         if known.early and outcome in FOR_WANT_OF_ROOM:
             assert (outcome, retry_after) == known.told, "told another thing than before"
         elif outcome is Outcome.CONTEXT_LENGTH_EXCEEDED:

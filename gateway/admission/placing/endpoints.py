@@ -30,12 +30,12 @@ class Endpoints:
         """Distinct `longest_prompt` of all endpoints that were not removed, ascending: they define the lanes."""
         self.live: list[EndpointRecord] = []
         """Endpoints that take traffic, sorted by id."""
-        self._longest = -1
-        """The last of `longest_prompts`."""
+        self.longest_live = -1
+        """Longest prompt that some live endpoint can serve, tokens."""
         self._longest_everywhere = -1
         """Longest prompt that every live endpoint can serve, tokens."""
         self.since = -inf
-        """Time at which the pool last gained its first live endpoint or lost its last."""
+        """Time at which `longest_live` last changed, as when the first endpoint came or the last one went."""
 
     def __iter__(self) -> Iterator[EndpointRecord]:
         return iter(self._endpoints.values())
@@ -105,8 +105,12 @@ class Endpoints:
         return None if longest_prompts else self.any_lane(request)
 
     def least(self, request: RequestRecord) -> int:
-        """The least `longest_prompt` that serves the request: with its output limit, if a known endpoint takes both."""
-        return request.whole if request.whole <= self._longest else request.longest_prompt
+        """The least `longest_prompt` that serves the request: with its output limit, if a live endpoint takes both."""
+        return request.whole if request.whole <= self.longest_live else request.longest_prompt
+
+    def serve(self, request: RequestRecord) -> bool:
+        """Whether a live endpoint takes the request's prompt."""
+        return request.longest_prompt <= self.longest_live
 
     def any_lane(self, request: RequestRecord) -> LaneKey:
         """Lane of a request that is tried although it fits no known endpoint."""
@@ -130,16 +134,15 @@ class Endpoints:
         return longest_prompt, request.avoid, self.reach.limited(request.arrival.request) if self.reach.until else None
 
     def _refresh(self, now: float) -> None:
-        was_live = bool(self.live)
         self.live = [self._endpoints[key] for key in sorted(self._endpoints) if self._endpoints[key].live]
-        if was_live != bool(self.live):
-            self.since = now
+        longest = max((e.longest_prompt for e in self.live), default=-1)
+        if longest != self.longest_live:
+            self.longest_live, self.since = longest, now
         self._longest_everywhere = min((e.longest_prompt for e in self.live), default=-1)
         self._note_cold()
         self._note_sound()
         known = (e for e in self._endpoints.values() if e.presence is not Presence.GONE)
         self.longest_prompts = tuple(sorted({e.longest_prompt for e in known}))
-        self._longest = max(self.longest_prompts, default=-1)
 
     def _note_cold(self) -> None:
         all_cold = all(endpoint.cold for endpoint in self.live)

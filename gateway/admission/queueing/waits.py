@@ -48,7 +48,7 @@ class Waits:
         return soonest if soonest < inf else 0.0
 
     def queue_budget(self, request: RequestRecord) -> float:
-        """Longest wait of a request while an endpoint is live: what its predicted prefill leaves of its TTFT target."""
+        """Longest wait of a request while an endpoint that takes it is live: what prefill leaves of its TTFT target."""
         target, ttl = self.target(request), self._policy.ttl
         if target is None:
             return ttl
@@ -61,12 +61,12 @@ class Waits:
         unserved = policy.no_endpoint_ttl
         if self.ready_at is not None:
             unserved = max(unserved, TUNING.sure_multiple * (self.ready_at - came))
-        longest = request.queue_budget if endpoints.live else unserved
+        longest = request.queue_budget if endpoints.serve(request) else unserved
         return min(max(came, endpoints.since) + longest, came + policy.ttl + unserved)
 
     def overdue(self, request: RequestRecord) -> Outcome:
         """Outcome of a request whose deadline has passed."""
-        if not self._endpoints.live:
+        if not self._endpoints.serve(request):
             return Outcome.NO_ENDPOINT
         return Outcome.QUEUE_TIMEOUT if request.queue_budget >= self._policy.ttl else Outcome.WAIT_TOO_LONG
 
@@ -83,7 +83,7 @@ class Waits:
     def behind(self, request: RequestRecord, service: float, now: float) -> float | None:
         """Predicted wait of a request with this service ahead of it, tokens; None while no rate is known."""
         rate = self.rate(now)
-        ready_at = None if self._endpoints.live else self.ready_at
+        ready_at = None if self._endpoints.serve(request) else self.ready_at
         start = 0.0 if ready_at is None else max(0.0, ready_at - now)
         if not rate:
             return start or None
@@ -107,7 +107,7 @@ class Waits:
 
         Never for one that may be backfilled: it need not wait for its turn. Room too small for the head may do for it.
         """
-        if not self._endpoints.live or self.target(request) is None or self._queue.may_backfill(request):
+        if not self._endpoints.serve(request) or self.target(request) is None or self._queue.may_backfill(request):
             return False
         wait = self.predicted(request, now)
         return wait is not None and wait > request.queue_budget * TUNING.sure_multiple

@@ -260,6 +260,21 @@ class TestWaiting:
         p >> at(1) >> arrived(2) << nothing >> at(9) >> EndpointDown("a", "killed") << nothing
         p >> at(13.9) >> Tick() << nothing >> at(14) >> Tick() << refused(2, Outcome.NO_ENDPOINT)
 
+    def test_beside_a_shorter_endpoint_one_waits_for_a_longer_as_if_alone(self, play):
+        p = play(ttl=2, no_endpoint_ttl=30) >> up("long", length=1000) >> up("short", length=100)
+        (
+            p
+            >> EndpointDown("long", "killed")
+            >> at(1)
+            >> arrived(1, 500)
+            << nothing
+            >> arrived(2, 50)
+            << Dispatch(2, "short")
+        )
+        p >> at(30) >> Tick() << nothing >> at(30.5) >> up("long", length=1000) << Dispatch(1, "long")
+        p >> EndpointDown("long", "killed") >> at(31) >> arrived(3, 500) << nothing
+        p >> at(60.9) >> Tick() << nothing >> at(61) >> Tick() << refused(3, Outcome.NO_ENDPOINT)
+
     def test_when_the_first_endpoint_comes_the_ttl_starts_anew(self, play):
         p = play(ttl=3, no_endpoint_ttl=100) >> arrived(1, blocks=90) >> arrived(2, blocks=90) << nothing
         p >> at(50) >> up("a") << Dispatch(1, "a")

@@ -222,6 +222,20 @@ async def test_a_pool_takes_what_one_of_its_endpoints_takes(world):
     assert old.pool.max_model_len == 100
 
 
+async def test_a_pool_knows_which_of_different_lengths_take_a_request(world):
+    short, long, away = (world.add(name) for name in "abc")
+    world.up(short, identity("m", length=100))
+    world.up(long, identity("m", length=1000))
+    world.up(away, identity("m", length=4000))
+    world.directory.down(away.id)
+    pool = short.pool
+    assert [pool.shortest_for(prompt) for prompt in (99, 100, 1000, 4000)] == [100, 1000, 4000, 4000]
+    assert pool.healthy_for(99, 0) == pool.healthy_for(50, 100) == [short, long]
+    assert pool.healthy_for(100, 0) == pool.healthy_for(50, 101) == [long]
+    assert pool.healthy_for(50, 1001) == [short, long], "the one that takes all of it is away"
+    assert pool.healthy_for(1000, 0) == []
+
+
 async def test_relayed_requests_take_turns(world):
     endpoints = [world.add(name) for name in "abc"]
     for endpoint in endpoints:

@@ -12,6 +12,7 @@ from gateway.relay.heartbeat import comment
 from gateway.upstream.interface import ConnectFailedError, ConnectionLostError
 from tests.fakes.plane import ASKED, DONE, LAST, STREAM, STREAMED, TOKEN, USED, WHOLE, FakePlane, Reply, stream
 from tests.fakes.vllm.shapes import BUSY, DEAD
+from tests.until import until
 
 pytestmark = pytest.mark.usefixtures("hurried")
 
@@ -204,6 +205,17 @@ async def test_a_failure_before_an_answer_is_tried_elsewhere(plane, failure, fai
     assert {first, second} == {"a", "b"}
     assert plane.watch(first).failures == failed
     assert plane.watch(second).evacuated == [False]
+
+
+async def test_an_endpoint_beside_shorter_ones_has_time_to_be_found_dead(plane):
+    plane.up("b", longest=2)
+    plane.replies += [LOST, Reply(WHOLE)]
+    client = plane.ask()
+    await until(lambda: plane.watch("a").failures)
+    assert len(plane.sent) == 1, "it would fail on it again"
+    plane.cores.down("a", "killed")
+    plane.up("a")
+    assert await outcome(plane, client) == "completed"
 
 
 async def test_one_that_fails_twice_ends_with_the_last_reason(plane):

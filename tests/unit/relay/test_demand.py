@@ -240,8 +240,25 @@ def test_an_output_limit_of_the_tenant_is_set_where_the_request_has_none_and_ref
     ("source", "clamps", "left"), [(Source.LOCAL, True, 20), (Source.ESTIMATE, True, 100), (Source.ESTIMATE, False, 20)]
 )
 def test_an_estimate_above_the_prompt_does_not_cut_the_answer_of_a_limited_tenant(source, clamps, left):
-    pool = SimpleNamespace(max_model_len=100, takes=lambda prompt, limit: clamps or prompt + limit <= 100)
+    pool = SimpleNamespace(
+        max_model_len=100, shortest_for=lambda _: 100, takes=lambda prompt, limit: clamps or prompt + limit <= 100
+    )
     assert room(pool, Demand((80, 10), 90), PromptCount((80, 10), source, Kind(Api.CHAT))) == left
+
+
+def test_a_limit_of_kvgates_own_is_one_that_any_endpoint_takes():
+    pool = SimpleNamespace(
+        max_model_len=1000,
+        shortest_for=lambda prompt: 100 if prompt < 100 else 1000,
+        takes=lambda *_: True,
+        default_max_tokens=lambda _: None,
+        ignored=frozenset(),
+        ends_completions=True,
+    )
+    for prompt, most, least_length in ((60, 40, 100), (100, 500, 600)):
+        request, count = parse(Api.CHAT, b"{}"), PromptCount((prompt,), Source.LOCAL, Kind(Api.CHAT))
+        demand, told = bounded(pool, Client("a", max_tokens=500), request, count, demanded(pool, request, count))
+        assert (told, demand.max_tokens, demand.least_length) == (most, most, least_length)
 
 
 @pytest.mark.parametrize(
@@ -258,6 +275,7 @@ def test_an_estimate_above_the_prompt_does_not_cut_the_answer_of_a_limited_tenan
 def test_a_request_without_a_limit_gets_one_where_a_full_cache_kills_all(api, body, tenant, expected):
     pool = SimpleNamespace(
         max_model_len=100,
+        shortest_for=lambda _: 100,
         takes=lambda *_: True,
         default_max_tokens=lambda prompt: 85 - prompt,
         ignored=frozenset(),
@@ -278,6 +296,7 @@ def test_a_completion_without_a_limit_is_as_long_as_its_engine_lets_it_be(ends, 
     """Only some end it after 16 tokens, as OpenAI does. Of the others no more than 16 were charged, whatever came."""
     pool = SimpleNamespace(
         max_model_len=100,
+        shortest_for=lambda _: 100,
         takes=lambda *_: True,
         default_max_tokens=lambda _: None,
         ignored=frozenset(),
@@ -300,6 +319,7 @@ def test_a_completion_without_a_limit_is_as_long_as_its_engine_lets_it_be(ends, 
 def test_a_limit_that_an_engine_does_not_read_is_set_where_it_does(body, tenant, most):
     pool = SimpleNamespace(
         max_model_len=100,
+        shortest_for=lambda _: 100,
         takes=lambda *_: True,
         default_max_tokens=lambda _: None,
         ignored=frozenset({"max_completion_tokens"}),

@@ -36,6 +36,7 @@ class Asked:
             counter=self,
             admission=admission,
             max_model_len=100,
+            shortest_for=lambda _: 100,
             endpoints={"a": None},
             takes=lambda *_: True,
             default_max_tokens=lambda _: None,
