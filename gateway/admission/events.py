@@ -33,14 +33,15 @@ class Demand:
 
     `prompts` has the token count of each prompt (several for a list of prompts). `n` sequences are sampled from each.
     `max_tokens` bounds the tokens of each sequence. It is always known: if the client sets none, it is what the model's
-    length leaves, or the API's default; 0 if only the prompts are read. `least_length` is the model length that takes
-    its prompts with the output limit that its engine gets, or the limit alone where none takes both; 0 without one.
+    length leaves, or the API's default; 0 if only the prompts are read. Below `least_length` an
+    engine refuses its output limit, and below `whole_length` it has no room for all of that; 0 where this is no matter.
     """
 
     prompts: tuple[int, ...]
     max_tokens: int
     n: int = 1
     least_length: int = 0
+    whole_length: int = 0
 
     @property
     def sequences(self) -> int:

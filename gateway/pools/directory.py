@@ -9,7 +9,7 @@ from http import HTTPStatus
 from math import inf
 from typing import NamedTuple
 
-from gateway.admission.events import EndpointId, RequestId
+from gateway.admission.events import Demand, EndpointId, RequestId
 from gateway.admission.tuning import TUNING
 from gateway.config.settings import ModelSettings
 from gateway.endpoints.identity import Identity
@@ -175,6 +175,16 @@ class Pool:
             return True
         return any(prompt + limit <= identity.max_model_len for identity in self.identities)
 
+    def least_length(self, prompt: int, limit: int) -> int:
+        """The length below which an endpoint refuses a prompt with an output limit of so many tokens; 0: none does.
+
+        A vLLM that clamps takes no limit over its whole length.
+        """
+        refusing = [endpoint for endpoint in self.endpoints.values() if not endpoint.kind.clamps]
+        if not refusing:
+            return 0
+        return limit if all(endpoint.clamps is not False for endpoint in refusing) else prompt + limit
+
     def shortest_for(self, prompt: int) -> int:
         """The shortest length, in tokens, that takes a prompt of so many; the longest if none does."""
         lengths = (identity.max_model_len for identity in self.identities)
@@ -202,12 +212,15 @@ class Pool:
         """The endpoints that take traffic now."""
         return [endpoint for endpoint in self.endpoints.values() if endpoint.healthy]
 
-    def healthy_for(self, prompt: int, least_length: int) -> list[Endpoint]:
-        """Those that take a prompt of so many tokens, and of them those of this length, if there are any."""
-        fitting = [(there, there.identity.max_model_len) for there in self.healthy() if there.identity is not None]
-        longest = max((length for _, length in fitting), default=0)
-        least = max(prompt + 1, least_length if least_length <= longest else 0)
-        return [there for there, length in fitting if length >= least]
+    def healthy_for(self, demand: Demand) -> list[Endpoint]:
+        """Those that would get a request with this demand, by their lengths."""
+        told = [(there, there.identity.max_model_len) for there in self.healthy() if there.identity is not None]
+        prompt = demand.longest_prompt + 1
+        needed = max(prompt, demand.least_length)
+        for least in (max(needed, demand.whole_length), needed, prompt):
+            if fitting := [there for there, length in told if length >= least]:
+                return fitting
+        return []
 
     @property
     def failures(self) -> int:

@@ -159,7 +159,7 @@ async def _another_dispatch(plane: Plane, exchange: Exchange, place: Place, work
 
 def _is_alone(endpoint: Endpoint, work: Work) -> bool:
     """Whether no other endpoint takes a request now."""
-    return work.pool.healthy_for(work.demand.longest_prompt, work.demand.least_length) == [endpoint]
+    return work.pool.healthy_for(work.demand) == [endpoint]
 
 
 def _note_unanswered(exchange: Exchange, place: Place, work: Work, endpoint: Endpoint, cause: Back) -> None:

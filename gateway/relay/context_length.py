@@ -1,7 +1,8 @@
 """The length check of a request against its model, and the demand that follows from it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from gateway.admission.events import Demand
 from gateway.tokens.count import PromptCount
@@ -9,6 +10,20 @@ from gateway.wire.request import Api, GenerationRequest
 from gateway.wire.shown import shown
 
 _PROMPT_PARAM = dict.fromkeys(Api, "messages") | {Api.COMPLETIONS: "prompt", Api.RESPONSES: "input"}
+
+
+class Lengths(Protocol):
+    """The lengths of a pool's endpoints; see `gateway.pools.directory.Pool`."""
+
+    max_model_len: int
+
+    def takes(self, prompt: int, limit: int) -> bool:
+        """Whether an endpoint takes a prompt and an output limit of so many tokens."""
+        ...
+
+    def least_length(self, prompt: int, limit: int) -> int:
+        """The length below which an endpoint refuses them."""
+        ...
 
 
 class TooLongError(Exception):
@@ -25,26 +40,23 @@ def untokenized(at_least: int, max_model_len: int, api: Api) -> TooLongError:
     return _too_long(f"at least {at_least}", max_model_len, api)
 
 
-def demand(
-    request: GenerationRequest, count: PromptCount, max_model_len: int, takes: Callable[[int, int], bool]
-) -> Demand:
+def demand(request: GenerationRequest, count: PromptCount, pool: Lengths) -> Demand:
     """The request's demand, in tokens.
 
     Args:
         request: as the client sent it.
         count: the tokens of its prompts.
-        max_model_len: of the largest endpoint.
-        takes: whether some endpoint takes a prompt and an output limit of so many tokens.
+        pool: of the model.
 
     Raises:
         TooLongError: no endpoint could take it. Never for an estimate or a bound: then the engine decides.
     """
-    longest = max(count.prompts)
+    longest, max_model_len = max(count.prompts), pool.max_model_len
     asked = request.max_tokens
     if count.source.exact:
         if longest >= max_model_len:
             raise _too_long(str(longest), max_model_len, request.api)
-        if asked is not None and not takes(longest, asked):
+        if asked is not None and not pool.takes(longest, asked):
             field = request.max_tokens_field
             raise TooLongError(
                 f"This model's maximum context length is {max_model_len} tokens. However, you requested {shown(asked)} "
@@ -54,17 +66,22 @@ def demand(
             )
     prompts = tuple(min(tokens, max_model_len - 1) for tokens in count.prompts)
     unlimited = Demand(prompts, _room(prompts, max_model_len), request.n)
-    return unlimited if asked is None else limited(unlimited, asked, max_model_len)
+    return unlimited if asked is None else limited(unlimited, asked, pool)
 
 
-def limited(demand: Demand, most: int, max_model_len: int) -> Demand:
-    """The demand with an output limit that its engine gets, in tokens. `max_model_len`: of the largest endpoint.
+def limited(demand: Demand, most: int, pool: Lengths) -> Demand:
+    """The demand with an output limit that its engine gets, in tokens.
 
-    An answer that no endpoint has room for is cut everywhere: wherever the limit alone is not refused it may be.
+    Clients that ask for more than any endpoint has need not all go to the longest: it cuts their answers, too.
     """
-    lengths = (demand.longest_prompt + most, most, 0)
-    least_length = next(length for length in lengths if length <= max_model_len)
-    return replace(demand, max_tokens=min(most, _room(demand.prompts, max_model_len)), least_length=least_length)
+    longest, max_model_len = demand.longest_prompt, pool.max_model_len
+    least, whole = pool.least_length(longest, most), longest + most
+    return replace(
+        demand,
+        max_tokens=min(most, _room(demand.prompts, max_model_len)),
+        least_length=least if least <= max_model_len else 0,
+        whole_length=whole if whole <= max_model_len else 0,
+    )
 
 
 def _room(prompts: Sequence[int], max_model_len: int) -> int:

@@ -250,10 +250,10 @@ def bounded(
     most = limit(client, request, left)
     if default is not None:
         most = min(default, left if most is None else most)
-        return limited(asked, most, pool.max_model_len), most
+        return limited(asked, most, pool), most
     if most is None:
         return asked, unread
-    return limited(asked, most, pool.max_model_len), most
+    return limited(asked, most, pool), most
 
 
 def limit(client: Client, request: GenerationRequest, room: int) -> int | None:
@@ -294,6 +294,6 @@ def demanded(pool: Pool, request: GenerationRequest, count: PromptCount) -> Dema
         RefusedError: no endpoint could take it.
     """
     try:
-        return demand(_as_read(pool, request), count, pool.max_model_len, pool.takes)
+        return demand(_as_read(pool, request), count, pool)
     except TooLongError as error:
         raise RefusedError(Outcome.CONTEXT_LENGTH_EXCEEDED, error.message, error.param) from None

@@ -61,12 +61,14 @@ CAPACITIES = (
     Capacity(max_model_len=600, kv_blocks=None, block_size=16, max_num_seqs=3),
     Capacity(max_model_len=640, kv_blocks=640, block_size=1, max_num_seqs=4, shares_prefix=False, holds_limit=True),
 )
+LIMITED = ("", "cut", "refused over it", "refused")
+"""What an endpoint that has no room for its output limit does with a request."""
 STEPS = st.sampled_from([0.0, 0.001, 0.06, 0.4, 1.0, 3.0, 7.0])
 
 
-def fits(demand: Demand, capacity: Capacity, *, whole: bool = False) -> bool:
-    """By the promise: the longest prompt and one token more, or all of its output limit, in length and in blocks."""
-    need = max(max(demand.prompts) + 1, demand.least_length if whole else 0)
+def fits(demand: Demand, capacity: Capacity, length: int = 0) -> bool:
+    """By the promise: the longest prompt and one token more, or this length, in length and in blocks."""
+    need = max(max(demand.prompts) + 1, length)
     if need > capacity.max_model_len:
         return False
     return capacity.kv_blocks is None or math.ceil(need / capacity.block_size) <= capacity.kv_blocks
@@ -197,7 +199,7 @@ class Admission(RuleBasedStateMachine):
         prompts=st.lists(st.one_of(st.integers(1, 100), st.integers(1, 700)), min_size=1, max_size=3),
         n=st.sampled_from([1, 1, 1, 2, 6]),
         max_tokens=st.integers(1, 400),
-        limited=st.booleans(),
+        limited=st.sampled_from(LIMITED),
         band=st.sampled_from([0, 0, 1, -5]),
         flow=st.sampled_from(FLOWS),
         body_bytes=st.integers(0, 2000),
@@ -243,7 +245,7 @@ class Admission(RuleBasedStateMachine):
         prompts=st.lists(st.integers(1, 400), min_size=1, max_size=3),
         n=st.sampled_from([1, 1, 2]),
         max_tokens=st.integers(1, 400),
-        limited=st.booleans(),
+        limited=st.sampled_from(LIMITED),
         flow=st.sampled_from(FLOWS),
         streamed=st.booleans(),
         prefix=st.sampled_from(PREFIXES),
@@ -273,7 +275,9 @@ class Admission(RuleBasedStateMachine):
     def arrival(self, request, *, prompts, n, max_tokens, limited, prefix, **settings) -> Arrived:
         if len(prompts) > 1 or (prefix and prefix[-1][0] >= prompts[0]):
             prefix = ()
-        demand = Demand(tuple(prompts), max_tokens, n, max(prompts) + max_tokens if limited else 0)
+        whole = max(prompts) + max_tokens
+        least = {"cut": 0, "refused over it": max_tokens, "refused": whole}.get(limited, 0)
+        demand = Demand(tuple(prompts), max_tokens, n, least, whole if limited else 0)
         return Arrived(request, demand, prefix=prefix, **settings)
 
     @precondition(lambda self: self.known)
@@ -392,8 +396,10 @@ class Admission(RuleBasedStateMachine):
         front = front_of(known.arrival.request)
         unreached = {name for (whose, name), until in self.unreached.items() if whose == front and self.now < until}
         demand = known.arrival.demand
-        whole = any(fits(demand, p.capacity, whole=True) for p in self.pool.values() if p.up)
-        names = [n for n, p in self.pool.items() if p.up and fits(demand, p.capacity, whole=whole)]
+        length = max(demand.least_length, demand.whole_length)
+        if not any(fits(demand, p.capacity, length) for p in self.pool.values() if p.up):
+            length = self.needed(demand)
+        names = [n for n, p in self.pool.items() if p.up and fits(demand, p.capacity, length)]
         names = [name for name in names if name not in unreached]
         return [name for name in names if name not in known.avoid] or names
 
@@ -442,7 +448,13 @@ class Admission(RuleBasedStateMachine):
         return commands
 
     def is_served(self, known: Known) -> bool:
-        return any(p.up and fits(known.arrival.demand, p.capacity) for p in self.pool.values())
+        demand = known.arrival.demand
+        return any(p.up and fits(demand, p.capacity, self.needed(demand)) for p in self.pool.values())
+
+    def needed(self, demand: Demand) -> int:
+        """The length that it needs beside that of its prompt, if any endpoint has it."""
+        known = [p.capacity for p in self.pool.values() if not p.gone]
+        return demand.least_length if any(fits(demand, each, demand.least_length) for each in known) else 0
 
     def longest(self) -> int:
         """Of the prompts that some live endpoint serves."""

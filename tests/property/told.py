@@ -147,7 +147,13 @@ def tumult(seed, steps=2000):  # noqa: C901, PLR0915 - a branch for each kind of
             prompts = (prompt,) if prefix else (prompt, *[50] * random.choice((0, 0, 2)))
             waiting[number] = Arrived(
                 number,
-                Demand(prompts, random.choice((1, 16, 256, 2000)), random.choice((1, 1, 1, 3)), number % 3 * 500),
+                Demand(
+                    prompts,
+                    random.choice((1, 16, 256, 2000)),
+                    random.choice((1, 1, 1, 3)),
+                    number % 3 * 500,
+                    number % 4 * 500,
+                ),
                 band=random.choice((0, 0, 1, -5)),
                 flow=random.choice("abc"),
                 body_bytes=random.randint(0, 2000),

@@ -30,6 +30,8 @@ class Endpoints:
         """Distinct `longest_prompt` of all endpoints that were not removed, ascending: they define the lanes."""
         self.live: list[EndpointRecord] = []
         """Endpoints that take traffic, sorted by id."""
+        self._longest = -1
+        """The last of `longest_prompts`."""
         self.longest_live = -1
         """Longest prompt that some live endpoint can serve, tokens."""
         self._longest_everywhere = -1
@@ -105,12 +107,16 @@ class Endpoints:
         return None if longest_prompts else self.any_lane(request)
 
     def least(self, request: RequestRecord) -> int:
-        """The least `longest_prompt` that serves the request: with its output limit, if a live endpoint takes both."""
-        return request.whole if request.whole <= self.longest_live else request.longest_prompt
+        """The least `longest_prompt` that serves the request: with room for all it may generate, if one live has it."""
+        return request.whole if request.whole <= self.longest_live else self._needs(request)
 
     def serve(self, request: RequestRecord) -> bool:
-        """Whether a live endpoint takes the request's prompt."""
-        return request.longest_prompt <= self.longest_live
+        """Whether a live endpoint takes the request."""
+        return self._needs(request) <= self.longest_live
+
+    def _needs(self, request: RequestRecord) -> int:
+        """The least `longest_prompt` that takes the request: without its output limit where none takes that."""
+        return request.needs if request.needs <= self._longest else request.longest_prompt
 
     def any_lane(self, request: RequestRecord) -> LaneKey:
         """Lane of a request that is tried although it fits no known endpoint."""
@@ -143,6 +149,7 @@ class Endpoints:
         self._note_sound()
         known = (e for e in self._endpoints.values() if e.presence is not Presence.GONE)
         self.longest_prompts = tuple(sorted({e.longest_prompt for e in known}))
+        self._longest = max(self.longest_prompts, default=-1)
 
     def _note_cold(self) -> None:
         all_cold = all(endpoint.cold for endpoint in self.live)

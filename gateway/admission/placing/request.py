@@ -40,6 +40,7 @@ class RequestRecord:
         "lacking",
         "lane",
         "longest_prompt",
+        "needs",
         "order",
         "over_share",
         "promise",
@@ -62,8 +63,10 @@ class RequestRecord:
         self.size = demand.prompt_tokens
         """Its prompt tokens."""
         self.longest_prompt = demand.longest_prompt
-        self.whole = max(demand.longest_prompt, demand.least_length - 1)
-        """The `longest_prompt` of an endpoint that takes its output limit, too."""
+        self.needs = max(demand.longest_prompt, demand.least_length - 1)
+        """The least `longest_prompt` of an endpoint that does not refuse its output limit."""
+        self.whole = max(self.needs, demand.whole_length - 1)
+        """The same of one that has room for all of that."""
         self.sequences = demand.sequences
         self.cost = 0.0
         """Expected service, see `service`."""

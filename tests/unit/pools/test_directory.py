@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.admission.events import EndpointId, RequestId
+from gateway.admission.events import Demand, EndpointId, RequestId
 from gateway.admission.tuning import TUNING
 from gateway.config.settings import ModelSettings
 from gateway.endpoints.identity import Identity
@@ -230,10 +230,25 @@ async def test_a_pool_knows_which_of_different_lengths_take_a_request(world):
     world.directory.down(away.id)
     pool = short.pool
     assert [pool.shortest_for(prompt) for prompt in (99, 100, 1000, 4000)] == [100, 1000, 4000, 4000]
-    assert pool.healthy_for(99, 0) == pool.healthy_for(50, 100) == [short, long]
-    assert pool.healthy_for(100, 0) == pool.healthy_for(50, 101) == [long]
-    assert pool.healthy_for(50, 1001) == [short, long], "the one that takes all of it is away"
-    assert pool.healthy_for(1000, 0) == []
+
+    def healthy_for(prompt, least_length=0, whole_length=0):
+        return pool.healthy_for(Demand((prompt,), 1, 1, least_length, whole_length))
+
+    assert healthy_for(99) == healthy_for(50, 100) == healthy_for(50, 0, 100) == [short, long]
+    assert healthy_for(100) == healthy_for(50, 101) == healthy_for(50, 0, 101) == [long]
+    assert healthy_for(50, 60, 1001) == [short, long], "the one that has room for all of it is away"
+    assert healthy_for(1000) == []
+
+
+async def test_a_pool_knows_what_length_takes_an_output_limit(world):
+    old, new, llama = world.add("a"), world.add("b"), world.add("c")
+    world.up(llama, identity("m", length=50, kind="llama-server"))
+    assert llama.pool.least_length(10, 30) == 0
+    world.up(new, identity("m", length=100))
+    assert llama.pool.least_length(10, 30) == 30, "until it was asked it is taken for one that clamps"
+    world.up(old, identity("m", length=100))
+    old.clamps = False
+    assert llama.pool.least_length(10, 30) == 40
 
 
 async def test_relayed_requests_take_turns(world):

@@ -33,7 +33,7 @@ from gateway.admission.policy import Band, Mode, Policy
 from gateway.record.lines import Dropped, EventLogError, Happened, Opened, Started, encode, happened, read
 
 EVERY = (
-    Arrived(1, Demand((5, 6), 7, 2, 13), 3, "a", 99, False, True, 1.5, ((64, 2**64 - 1), (128, 3))),
+    Arrived(1, Demand((5, 6), 7, 2, 13, 14), 3, "a", 99, False, True, 1.5, ((64, 2**64 - 1), (128, 3))),
     Declared(Arrived(1, Demand((5,), 7), waited=1.5, failures=1, avoid="f"), "e", 3),
     Cancelled(1),
     Progress(((1, 2), (3, 4))),

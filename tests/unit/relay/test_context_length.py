@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,12 +13,12 @@ LENGTH = 100
 
 def ask(*prompts, api=Api.CHAT, source=Source.LOCAL, clamps=True, **fields):
     request = parse(api, json.dumps(fields).encode())
-    return demand(
-        request,
-        PromptCount(prompts, source, Kind(request.api)),
-        LENGTH,
-        lambda prompt, limit: limit <= LENGTH and (clamps or prompt + limit <= LENGTH),
+    lengths = SimpleNamespace(
+        max_model_len=LENGTH,
+        takes=lambda prompt, limit: limit <= LENGTH and (clamps or prompt + limit <= LENGTH),
+        least_length=lambda prompt, limit: limit if clamps else prompt + limit,
     )
+    return demand(request, PromptCount(prompts, source, Kind(request.api)), lengths)
 
 
 def test_without_a_limit_an_answer_may_be_as_long_as_there_is_room():
@@ -37,16 +38,18 @@ def test_a_limit_beyond_the_room_is_clamped_where_the_engine_clamps():
     assert all(number in refused.value.message for number in ("100", "60", "120"))
 
 
-def test_the_least_length_takes_the_longest_prompt_with_its_limit():
-    assert ask(30).least_length == 0, "the engine gives it what its own length leaves"
-    assert ask(30, max_tokens=40).least_length == 70
-    assert ask(30, 20, api=Api.COMPLETIONS, max_tokens=40).least_length == 70
-    assert ask(30, 90, api=Api.COMPLETIONS, max_tokens=40).least_length == 40
-    assert ask(60, max_tokens=60).least_length == 60, (
-        "no endpoint has room for all of it, and a shorter one cuts it, too"
-    )
-    assert ask(60, max_tokens=40).least_length == LENGTH
-    assert ask(30, api=Api.COMPLETIONS, echo=True, max_tokens=0).least_length == 30
+@pytest.mark.parametrize("clamps", [True, False])
+def test_a_limit_has_the_lengths_that_take_it_and_that_have_room_for_it(clamps):
+    def lengths(*prompts, **fields):
+        asked = ask(*prompts, clamps=clamps, **fields)
+        return asked.least_length, asked.whole_length
+
+    assert lengths(30) == (0, 0), "the engine gives it what its own length leaves"
+    assert lengths(30, max_tokens=40) == (40 if clamps else 70, 70)
+    assert lengths(30, 20, api=Api.COMPLETIONS, max_tokens=40) == (40 if clamps else 70, 70)
+    assert lengths(60, max_tokens=40) == (40 if clamps else LENGTH, LENGTH)
+    if clamps:
+        assert lengths(60, max_tokens=60) == (60, 0), "every endpoint cuts it"
 
 
 def test_the_group_is_prompts_times_n():

@@ -198,8 +198,13 @@ def test_a_model_without_an_endpoint_has_no_length_to_hold_it_to():
 
 def test_what_no_endpoint_could_take_is_refused_with_the_field_to_lower():
     count = PromptCount((60,), Source.LOCAL, Kind(Api.CHAT))
-    pool = SimpleNamespace(max_model_len=100, takes=lambda prompt, limit: prompt + limit <= 100, ends_completions=True)
-    assert demanded(pool, parse(Api.CHAT, b'{"max_tokens":40}'), count) == Demand((60,), 40, least_length=100)
+    pool = SimpleNamespace(
+        max_model_len=100,
+        takes=lambda prompt, limit: prompt + limit <= 100,
+        least_length=lambda prompt, limit: prompt + limit,
+        ends_completions=True,
+    )
+    assert demanded(pool, parse(Api.CHAT, b'{"max_tokens":40}'), count) == Demand((60,), 40, 1, 100, 100)
     refused = refusal(demanded, pool, parse(Api.CHAT, b'{"max_tokens":41}'), count)
     assert (refused.outcome, refused.param) == (Outcome.CONTEXT_LENGTH_EXCEEDED, "max_tokens")
 
@@ -250,6 +255,7 @@ def test_a_limit_of_kvgates_own_is_one_that_any_endpoint_takes():
     pool = SimpleNamespace(
         max_model_len=1000,
         shortest_for=lambda prompt: 100 if prompt < 100 else 1000,
+        least_length=lambda prompt, limit: prompt + limit,
         takes=lambda *_: True,
         default_max_tokens=lambda _: None,
         ignored=frozenset(),
@@ -276,6 +282,7 @@ def test_a_request_without_a_limit_gets_one_where_a_full_cache_kills_all(api, bo
     pool = SimpleNamespace(
         max_model_len=100,
         shortest_for=lambda _: 100,
+        least_length=lambda prompt, limit: prompt + limit,
         takes=lambda *_: True,
         default_max_tokens=lambda prompt: 85 - prompt,
         ignored=frozenset(),
@@ -297,6 +304,7 @@ def test_a_completion_without_a_limit_is_as_long_as_its_engine_lets_it_be(ends, 
     pool = SimpleNamespace(
         max_model_len=100,
         shortest_for=lambda _: 100,
+        least_length=lambda prompt, limit: prompt + limit,
         takes=lambda *_: True,
         default_max_tokens=lambda _: None,
         ignored=frozenset(),
@@ -320,6 +328,7 @@ def test_a_limit_that_an_engine_does_not_read_is_set_where_it_does(body, tenant,
     pool = SimpleNamespace(
         max_model_len=100,
         shortest_for=lambda _: 100,
+        least_length=lambda prompt, limit: prompt + limit,
         takes=lambda *_: True,
         default_max_tokens=lambda _: None,
         ignored=frozenset({"max_completion_tokens"}),

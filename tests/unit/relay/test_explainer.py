@@ -37,6 +37,7 @@ class Asked:
             admission=admission,
             max_model_len=100,
             shortest_for=lambda _: 100,
+            least_length=lambda prompt, limit: prompt + limit,
             endpoints={"a": None},
             takes=lambda *_: True,
             default_max_tokens=lambda _: None,

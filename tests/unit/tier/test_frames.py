@@ -84,7 +84,7 @@ HERE = EndpointId("here:8000")
 ONE, TWO = RequestId((7 << 32) + 1), RequestId((7 << 32) + 2)
 ARRIVAL = Arrived(
     ONE,
-    Demand((10, 2**40), 30, 4, 4096),
+    Demand((10, 2**40), 30, 4, 4096, 8192),
     band=-5,
     flow="flöw \x00",
     body_bytes=9,

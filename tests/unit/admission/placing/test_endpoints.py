@@ -22,8 +22,8 @@ def of(length):
     return Capacity(length, 1000)
 
 
-def request(*prompts, avoid=None, least_length=0):
-    arrival = Arrived(1, Demand(prompts, 10, least_length=least_length))
+def request(*prompts, avoid=None, least_length=0, whole_length=0):
+    arrival = Arrived(1, Demand(prompts, 10, least_length=least_length, whole_length=whole_length))
     made = RequestRecord(arrival, 0.0, PREDICTOR.kind(arrival))
     made.avoid = frozenset({avoid} - {None})
     return made
@@ -142,7 +142,7 @@ def test_eligible_are_the_live_ones_that_serve_its_longest_prompt(endpoints):
     assert endpoints.eligible(request(10, 100)) == []
 
 
-def test_an_output_limit_that_only_a_longer_one_takes_goes_there(endpoints):
+def test_an_output_limit_that_shorter_ones_refuse_waits_for_a_longer_one(endpoints):
     endpoints.apply(EndpointUp("big", of(1000)), 0.0)
     endpoints.apply(EndpointUp("small", of(100)), 0.0)
     short, long = request(50, least_length=100), request(50, least_length=101)
@@ -150,8 +150,18 @@ def test_an_output_limit_that_only_a_longer_one_takes_goes_there(endpoints):
     assert names(endpoints.eligible(long)) == ["big"]
     assert (endpoints.lane(short), endpoints.lane(long)) == ((99, frozenset(), None), (999, frozenset(), None))
     endpoints.apply(EndpointDown("big", "killed"), 1.0)
-    assert names(endpoints.eligible(long)) == ["small"], "better a shorter answer than none"
-    assert endpoints.lane(long) == (99, frozenset(), None)
+    assert (endpoints.eligible(long), endpoints.serve(long), endpoints.serve(short)) == ([], False, True)
+    endpoints.apply(EndpointGone("big"), 2.0)
+    assert (names(endpoints.eligible(long)), endpoints.serve(long)) == (["small"], True)
+
+
+def test_an_answer_that_shorter_ones_cut_goes_to_a_longer_one_while_that_is_live(endpoints):
+    endpoints.apply(EndpointUp("big", of(1000)), 0.0)
+    endpoints.apply(EndpointUp("small", of(100)), 0.0)
+    cut = request(50, whole_length=101)
+    assert (names(endpoints.eligible(cut)), endpoints.lane(cut)) == (["big"], (999, frozenset(), None))
+    endpoints.apply(EndpointDown("big", "killed"), 1.0)
+    assert (names(endpoints.eligible(cut)), endpoints.lane(cut)) == (["small"], (99, frozenset(), None))
 
 
 def test_an_output_limit_beyond_every_cache_leaves_the_choice_to_the_prompt(endpoints):
