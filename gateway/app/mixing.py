@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
 
 import httpx
 
@@ -23,6 +24,20 @@ AGAIN = 10.0
 _FLOW = "parity"
 
 
+class _Found(NamedTuple):
+    """What a comparison found: the reason against an endpoint with this identity beside another one of this model.
+
+    `lasts`: it does while that one is down, and is not that one of them could not be asked.
+    """
+
+    at: float
+    identity: Identity
+    reason: str | None
+    lasts: bool
+    beside: EndpointId
+    model: str | None
+
+
 class Mixing:
     """Compares the counts of endpoints, which are asked for them.
 
@@ -40,24 +55,35 @@ class Mixing:
         self._questions = questions
         self._counter = EngineCounter(lambda: (), timeout)
         self._clock = clock
-        self._found: dict[EndpointId, tuple[float, Identity, str | None]] = {}
+        self._found: dict[EndpointId, _Found] = {}
 
     async def misfit(self, endpoint: EndpointId, identity: Identity) -> str | None:
-        """Why an endpoint may not serve its model beside those that do; None if it may."""
+        """Why an endpoint may not serve its model beside those that do; None if it may.
+
+        One that may not does not take the place of the other while that is only down.
+        """
         other = self._cores.of_another_kind(endpoint, identity)
+        found = self._found.get(endpoint)
+        if found is not None and found.identity != identity:
+            found = None
         if other is None:
+            if found is not None and found.lasts and self._cores.serves(found.beside) == found.model:
+                return found.reason
             self._found.pop(endpoint, None)
             return None
-        at, known, reason = self._found.get(endpoint, (float("-inf"), None, None))
-        if known == identity and self._clock() - at < AGAIN:
-            return reason
-        reason = await self._difference((endpoint, identity), other)
+        if found is not None and self._clock() - found.at < AGAIN:
+            return found.reason
+        model, lasts = self._cores.serves(other[0]), True
+        try:
+            reason = await self._difference((endpoint, identity), other)
+        except CountUnavailableError as error:
+            reason, lasts = f"that could not be asked: {error}", False
         if reason is not None:
             reason = (
                 f"{identity.kind} may serve this model beside {other[0]} ({other[1].kind}) only if they count alike, "
                 f"and {reason}: give it a `name` of its own"
             )
-        self._found[endpoint] = self._clock(), identity, reason
+        self._found[endpoint] = _Found(self._clock(), identity, reason, lasts, other[0], model)
         return reason
 
     async def _difference(self, one: tuple[EndpointId, Identity], other: tuple[EndpointId, Identity]) -> str | None:
@@ -66,10 +92,7 @@ class Mixing:
                 return f"{identity.kind} has no route that counts"
         compared = 0
         for here, there in zip(probes(one[1].names[0]), probes(other[1].names[0]), strict=True):
-            try:
-                counts = await asyncio.gather(self._count(*one, here), self._count(*other, there))
-            except CountUnavailableError as error:
-                return f"that could not be asked: {error}"
+            counts = await asyncio.gather(self._count(*one, here), self._count(*other, there))
             if None in counts:
                 continue  # who does not count it may refuse it: that is no wrong count
             compared += 1

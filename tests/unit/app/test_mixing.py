@@ -28,6 +28,7 @@ class World:
 
     def __init__(self):
         self.serving = (OTHER, engine("vllm", name="base"))
+        self.known = {OTHER: "m"}
         self.more = {ONE: 0, OTHER: 0}
         self.up = True
         self.asked = []
@@ -37,6 +38,9 @@ class World:
 
     def of_another_kind(self, endpoint, identity):
         return self.serving if self.serving and self.serving[1].kind != identity.kind else None
+
+    def serves(self, endpoint):
+        return self.known.get(endpoint)
 
     def base_url(self, endpoint):
         return f"http://{endpoint}"
@@ -86,6 +90,19 @@ async def test_a_difference_is_told_with_both_counts(world):
     assert "has 3 tokens here and 1 there" in reason
 
 
+async def test_one_that_does_not_fit_does_not_take_the_place_of_one_that_is_down(world):
+    world.more[ONE] = 2
+    reason = await world.mixing.misfit(ONE, engine("sglang"))
+    world.serving = None
+    assert await world.mixing.misfit(ONE, engine("sglang")) == reason
+    assert await world.mixing.misfit(ONE, engine("tgi")) is None, "it is another engine by now"
+    world.serving = (OTHER, engine("vllm", name="base"))
+    assert await world.mixing.misfit(ONE, engine("sglang"))
+    world.serving = None
+    world.known.clear()
+    assert await world.mixing.misfit(ONE, engine("sglang")) is None, "the other one is gone for good"
+
+
 async def test_a_kind_that_counts_nothing_does_not_fit(world):
     assert "ollama has no route that counts" in await world.mixing.misfit(ONE, engine("ollama"))
     world.serving = (OTHER, engine("tensorrt-llm"))
@@ -96,6 +113,8 @@ async def test_a_kind_that_counts_nothing_does_not_fit(world):
 async def test_what_cannot_be_asked_now_does_not_fit_now(world):
     world.up = False
     assert "could not be asked" in await world.mixing.misfit(ONE, engine("sglang"))
+    world.serving = None
+    assert await world.mixing.misfit(ONE, engine("sglang")) is None, "the other one was about to go down"
 
 
 async def test_it_is_compared_again_after_a_while_and_at_once_if_it_is_another(world):
