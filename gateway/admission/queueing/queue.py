@@ -124,6 +124,11 @@ class Queue:
         """Number of flows that wait, counted once per band."""
         return sum(len(band.fairness.active) for band in self._order)
 
+    @property
+    def longest(self) -> int:
+        """The largest `longest_prompt` that a waiting request needs of an endpoint, tokens; 0 if none waits."""
+        return max((least for band in self._order for least, *_ in band.lanes), default=0)
+
     def waiting(self, flow: str) -> int:
         """Number of a flow's waiting requests, in all bands."""
         flows = [band.fairness.active.get(flow) for band in self._order]

@@ -106,8 +106,11 @@ class Waits:
         """Whether a request would surely wait longer than its queue budget.
 
         Never for one that may be backfilled: it need not wait for its turn. Room too small for the head may do for it.
+        Nor while others wait for an endpoint that is away: not all that is ahead of it goes before it.
         """
         if not self._endpoints.serve(request) or self.target(request) is None or self._queue.may_backfill(request):
+            return False
+        if self._queue.longest > self._endpoints.longest_live:
             return False
         wait = self.predicted(request, now)
         return wait is not None and wait > request.queue_budget * TUNING.sure_multiple

@@ -182,6 +182,15 @@ class TestPredicted:
         assert not pool.waits.in_vain(small, now)
         assert pool.waits.in_vain(pool.request(prompt=100), now)
 
+    def test_nothing_is_in_vain_beside_those_who_wait_for_a_longer_endpoint(self):
+        pool = Pool()
+        now = pool.drain(100.0)
+        pool.endpoints.apply(EndpointUp("long", Capacity(20_000, 2000)), now)
+        pool.push(prompt=11_000, cost=3000.0)
+        assert pool.waits.in_vain(pool.request(), now)
+        pool.endpoints.apply(EndpointDown("long", "killed"), now)
+        assert not pool.waits.in_vain(pool.request(), now)
+
     def test_nothing_is_in_vain_without_a_target_or_an_endpoint(self):
         for pool in (Pool(Policy(ttft_target=None)), Pool()):
             now = pool.drain(100.0)
