@@ -21,7 +21,7 @@ class QueueSettings(Section):
         description="Most bytes of waiting bodies, per model; also of all bodies over 64 KB, from their first byte "
         "until their answer begins: of these, one flow gets at most half of what the others leave.",
     )
-    ttl: Seconds = Field(60.0, description="Longest wait while an endpoint is live; then 429.")
+    ttl: Seconds = Field(60.0, description="Longest wait while an endpoint that takes it is live; then 429.")
     no_endpoint_ttl: Seconds = Field(60.0, description="Longest wait while none is; then 503.")
     heartbeat: Seconds | None = Field(
         None,
