@@ -25,7 +25,7 @@ _FLOW = "parity"
 
 
 class _Found(NamedTuple):
-    """What a comparison found: the reason against an endpoint with this identity beside another one of this model.
+    """What a comparison found: the reason against an endpoint with this identity beside another one.
 
     `lasts`: it does while that one is down, and is not that one of them could not be asked.
     """
@@ -35,7 +35,6 @@ class _Found(NamedTuple):
     reason: str | None
     lasts: bool
     beside: EndpointId
-    model: str | None
 
 
 class Mixing:
@@ -67,13 +66,13 @@ class Mixing:
         if found is not None and found.identity != identity:
             found = None
         if other is None:
-            if found is not None and found.lasts and self._cores.serves(found.beside) == found.model:
+            if found is not None and found.lasts and self._cores.differ(endpoint, identity, found.beside):
                 return found.reason
             self._found.pop(endpoint, None)
             return None
         if found is not None and self._clock() - found.at < AGAIN:
             return found.reason
-        model, lasts = self._cores.serves(other[0]), True
+        lasts = True
         try:
             reason = await self._difference((endpoint, identity), other)
         except CountUnavailableError as error:
@@ -83,7 +82,7 @@ class Mixing:
                 f"{identity.kind} may serve this model beside {other[0]} ({other[1].kind}) only if they count alike, "
                 f"and {reason}: give it a `name` of its own"
             )
-        self._found[endpoint] = _Found(self._clock(), identity, reason, lasts, other[0], model)
+        self._found[endpoint] = _Found(self._clock(), identity, reason, lasts, other[0])
         return reason
 
     async def _difference(self, one: tuple[EndpointId, Identity], other: tuple[EndpointId, Identity]) -> str | None:

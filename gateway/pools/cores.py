@@ -99,12 +99,15 @@ class Cores:
 
     def of_another_kind(self, endpoint: EndpointId, identity: Identity) -> tuple[EndpointId, Identity] | None:
         """An endpoint of another kind that serves the model that this one is to serve; None if there is none now."""
-        model = self._model(endpoint, identity)
-        for other in self._up - {endpoint}:
-            known = self._known[other]
-            if known.model == model and known.identity.kind != identity.kind:
-                return other, known.identity
-        return None
+        others = ((other, self._known[other]) for other in self._up if self.differ(endpoint, identity, other))
+        return next(((other, known.identity) for other, known in others), None)
+
+    def differ(self, endpoint: EndpointId, identity: Identity, other: EndpointId) -> bool:
+        """Whether another endpoint, up or down, is known to be one of another kind for the model of this one."""
+        known = None if other == endpoint else self._known.get(other)
+        if known is None or known.identity.kind == identity.kind:
+            return False
+        return known.model == self._model(endpoint, identity)
 
     def add(self, endpoint: EndpointId, name: str | None) -> None:
         """Add a configured endpoint, with the name its model is to have; or note another name for the next `up`.

@@ -28,7 +28,7 @@ class World:
 
     def __init__(self):
         self.serving = (OTHER, engine("vllm", name="base"))
-        self.known = {OTHER: "m"}
+        self.known = {OTHER: "vllm"}
         self.more = {ONE: 0, OTHER: 0}
         self.up = True
         self.asked = []
@@ -39,8 +39,8 @@ class World:
     def of_another_kind(self, endpoint, identity):
         return self.serving if self.serving and self.serving[1].kind != identity.kind else None
 
-    def serves(self, endpoint):
-        return self.known.get(endpoint)
+    def differ(self, _endpoint, identity, other):
+        return self.known.get(other, identity.kind) != identity.kind
 
     def base_url(self, endpoint):
         return f"http://{endpoint}"
@@ -98,9 +98,8 @@ async def test_one_that_does_not_fit_does_not_take_the_place_of_one_that_is_down
     assert await world.mixing.misfit(ONE, engine("tgi")) is None, "it is another engine by now"
     world.serving = (OTHER, engine("vllm", name="base"))
     assert await world.mixing.misfit(ONE, engine("sglang"))
-    world.serving = None
-    world.known.clear()
-    assert await world.mixing.misfit(ONE, engine("sglang")) is None, "the other one is gone for good"
+    world.serving, world.known[OTHER] = None, "sglang"
+    assert await world.mixing.misfit(ONE, engine("sglang")) is None, "the other one is another engine by now"
 
 
 async def test_a_kind_that_counts_nothing_does_not_fit(world):

@@ -1,6 +1,7 @@
 import time
 import weakref
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -209,6 +210,23 @@ def test_one_that_takes_traffic_serves_under_its_last_name_until_it_is_down(worl
     world.cores.down(A, "stopped")
     assert world.told[-2:] == [("down", A), ("gone", A)]
     assert world.cores.serves(A) is None
+
+
+def test_one_of_another_kind_differs_while_it_is_known_for_the_same_model() -> None:
+    world = World()
+    llama = replace(identity("m"), kind="llama-server")
+    world.cores.up(B, identity("m"), CAPACITY)
+    assert world.cores.of_another_kind(A, llama) == (B, identity("m"))
+    world.cores.down(B, "killed")
+    assert (world.cores.of_another_kind(A, llama), world.cores.differ(A, llama, B)) == (None, True)
+    assert not world.cores.differ(A, identity("m"), B)
+    world.cores.add(A, "n")
+    assert not world.cores.differ(A, llama, B), "it is for another model by now"
+    world.cores.add(A, None)
+    world.cores.up(B, llama, CAPACITY)
+    assert not world.cores.differ(A, llama, B), "the other is of its kind by now"
+    world.cores.remove(B)
+    assert not world.cores.differ(A, llama, B)
 
 
 def test_what_is_to_leave_an_endpoint_or_to_end_is_told_to_the_front(world: World) -> None:
