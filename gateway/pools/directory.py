@@ -437,6 +437,11 @@ class Directory:
         configured = {there.settings.name for there in self.endpoints.values()}  # perhaps of models yet to be reached
         pools = reversed(self.pools.values())  # of two pools with one name, the older keeps it, but no model's own
         names = {name: pool for pool in pools for name in pool.names if name not in configured}
+        # An adapter that moved is told of by the engine that had it, too: nobody unloads it there.
+        for endpoint in reversed(self.endpoints.values()):
+            adapters = {adapter.name for adapter in endpoint.settings.lora} - configured
+            if (own := endpoint.pool) is not None:
+                names |= dict.fromkeys(adapters.intersection(own.names), own)
         self._by_name = names | self.pools
 
     def _announce(self) -> None:

@@ -31,8 +31,9 @@ class World:
             lambda endpoint: self.left.append(endpoint.id),
         )
 
-    def add(self, name, *, model=None):
-        settings = ModelSettings.model_validate({"name": model, "endpoints": [{"url": "http://x"}]})
+    def add(self, name, *, model=None, lora=()):
+        adapters = [{"name": adapter, "path": f"/{adapter}"} for adapter in lora]
+        settings = ModelSettings.model_validate({"name": model, "endpoints": [{"url": "http://x"}], "lora": adapters})
         watch = SimpleNamespace(on_trial=False, dispatched=lambda *_: None, finished=lambda *_: None)
         endpoint = Endpoint(EndpointId(name), f"http://{name}", None, settings, watch)
         self.directory.add(endpoint)
@@ -124,6 +125,16 @@ async def test_a_name_of_two_models_stays_with_the_one_that_is_left(world):
     assert world.directory.lookup("default") is first.pool
     world.up(first, identity("other"))
     assert world.directory.lookup("default") is second.pool
+
+
+async def test_an_adapter_is_that_of_the_model_it_is_configured_for_once_that_has_it(world):
+    first, second = world.add("a"), world.add("b", lora=("sql", "n", "late"))
+    world.up(first, identity("m", loras=("sql", "late")))
+    world.up(second, identity("k", loras=("sql", "n")))
+    assert world.directory.lookup("sql") is second.pool
+    assert world.directory.lookup("late") is first.pool, "the other one loads it"
+    world.up(world.add("c", model="n"), identity("n"), model="n")
+    assert world.directory.lookup("n").name == "n", "no adapter takes a model's own name"
 
 
 async def test_no_adapter_takes_the_requests_of_a_model_of_its_name(world):
