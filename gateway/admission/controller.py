@@ -103,9 +103,9 @@ class InFlight:
 class AdmissionController:
     """Admission to the endpoints of one model.
 
-    Deadlines: while an endpoint that takes its prompt is live, a request waits at most its queue budget, which is never
-    over `ttl`. Without one it waits at most M, the larger of `no_endpoint_ttl` and twice an engine's expected time to
-    start. Its wait begins anew when the longest live endpoint goes or comes, but is at most `ttl` + M in all. If one
+    Deadlines: while an endpoint that takes it is live, a request waits at most its queue budget, which is never over
+    `ttl`. Without one it waits at most M, the larger of `no_endpoint_ttl` and twice an engine's expected time to start.
+    Its wait begins anew when the longest live endpoint goes or comes, but is at most `ttl` + M in all. If an endpoint
     fails on the request, or cannot be reached when it is first tried, all these limits start again: the time spent
     there was no wait for room. The outcome tells whether its budget, `ttl` or `no_endpoint_ttl` ended it
     (`Waits.overdue`).

@@ -33,8 +33,8 @@ class Demand:
 
     `prompts` has the token count of each prompt (several for a list of prompts). `n` sequences are sampled from each.
     `max_tokens` bounds the tokens of each sequence. It is always known: if the client sets none, it is what the model's
-    length leaves, or the API's default; 0 if only the prompts are read. Below `least_length` an
-    engine refuses its output limit, and below `whole_length` it has no room for all of that; 0 where this is no matter.
+    length leaves, or the API's default; 0 if only the prompts are read. An engine whose model length is under
+    `least_length` refuses its output limit, and one under `whole_length` has no room for all of that; 0 if none does.
     """
 
     prompts: tuple[int, ...]

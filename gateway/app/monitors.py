@@ -140,7 +140,7 @@ class Monitors(Mapping[EndpointId, EndpointMonitor]):
     def _model(self, endpoint: EndpointId) -> str | None:
         """The model of an endpoint as it is configured, or as it reports it; None if it has reported none."""
         identity = self._monitors[endpoint].status.identity
-        return self._cores.name(endpoint) or (None if identity is None else identity.names[0])
+        return self._cores.name(endpoint) if identity is None else self._cores.model_of(endpoint, identity)
 
     def _renew(self, endpoint: EndpointId, access: Access) -> None:
         """Use another way to reach an endpoint from the next probe on."""

@@ -97,6 +97,10 @@ class Cores:
         known = self._known.get(endpoint)
         return None if known is None else self._drivers[known.model]
 
+    def model_of(self, endpoint: EndpointId, identity: Identity) -> str:
+        """The model that an endpoint with this identity serves: as it is configured, or as it reports it."""
+        return self._configured[endpoint] or identity.names[0]
+
     def of_another_kind(self, endpoint: EndpointId, identity: Identity) -> tuple[EndpointId, Identity] | None:
         """An endpoint of another kind that serves the model that this one is to serve; None if there is none now."""
         others = ((other, self._known[other]) for other in self._up if self.differ(endpoint, identity, other))
@@ -107,7 +111,7 @@ class Cores:
         known = None if other == endpoint else self._known.get(other)
         if known is None or known.identity.kind == identity.kind:
             return False
-        return known.model == self._model(endpoint, identity)
+        return known.model == self.model_of(endpoint, identity)
 
     def add(self, endpoint: EndpointId, name: str | None) -> None:
         """Add a configured endpoint, with the name its model is to have; or note another name for the next `up`.
@@ -156,7 +160,7 @@ class Cores:
     def up(self, endpoint: EndpointId, identity: Identity, capacity: Capacity) -> None:
         """An endpoint takes traffic, or its identity or capacity changed."""
         self._before()
-        model = self._model(endpoint, identity)
+        model = self.model_of(endpoint, identity)
         if self.serves(endpoint) not in {None, model}:
             self._leave(endpoint)
             _log.warning("endpoint serves another model now", endpoint=endpoint, model=model)
@@ -200,9 +204,6 @@ class Cores:
         if sample.endpoint in self._up:
             self._observed[sample.endpoint] = sample
         self._report(sample.endpoint, sample)
-
-    def _model(self, endpoint: EndpointId, identity: Identity) -> str:
-        return self._configured[endpoint] or identity.names[0]
 
     def _give(self, endpoint: EndpointId, observed: Observed | None = None) -> None:
         """Give an endpoint that takes traffic to its core, or as much of it as may be filled."""
