@@ -130,6 +130,8 @@ class Verdict(Enum):
     """We closed its connection: its blocks are free only after the engine's next step."""
     FAILED = auto()
     """The endpoint failed, and the request ends."""
+    UNSERVED = auto()
+    """No engine worked on it: its client left before one saw it, or none has what it names. It costs nothing."""
 
 
 @value(frozen=True, slots=True)

@@ -86,10 +86,6 @@ class Admission:
             self.decider.handle(Progress(((request, generated),)))
         self.decider.handle(Finished(request, verdict, completion_tokens))
 
-    def withdraw(self, request: RequestId) -> None:
-        """Give back a place that a request was given at `NOWHERE`, and has not used."""
-        self.decider.handle(Cancelled(request))
-
     async def explain(self, arrival: Arrived) -> Explanation:
         """Decision about a request if it arrived now, and its reasons. Changes nothing.
 
@@ -141,7 +137,7 @@ class Admission:
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 # Dispatched, but the client left before this line ran: no engine sees the request.
-                self.decider.handle(Finished(request, Verdict.DONE, 0))
+                self.decider.handle(Finished(request, Verdict.UNSERVED, 0))
             else:
                 self._waiting.pop(request, None)
                 self.decider.handle(Cancelled(request))

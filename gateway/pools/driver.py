@@ -129,7 +129,7 @@ class Driver:
                 self._tenants.declare(arrival.flow, arrival.request, arrival.demand.prompt_tokens, generated)
             case Progress(generated):
                 self._tenants.generated(generated)
-            case Cancelled(request):
+            case Cancelled(request) | Finished(request, Verdict.UNSERVED):
                 self._tenants.refund(request, now)
             case Finished(request, _, completion_tokens):
                 self._tenants.settle(request, completion_tokens, now)
@@ -164,7 +164,7 @@ class Driver:
                 if self._tenants.limited:
                     command = replace(command, standing=self._tenants.standing_of(command.request, self._clock()))
                 if not self._asker.decided(command):  # the client left in this turn of the loop: no engine sees it
-                    return Finished(command.request, Verdict.DONE, 0)
+                    return Finished(command.request, Verdict.UNSERVED, 0)
             case Reject():
                 self._tenants.refund(command.request, self._clock())
                 self._asker.decided(command)

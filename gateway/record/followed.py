@@ -32,6 +32,7 @@ _ENDED = {
     Verdict.DONE: Outcome.COMPLETED,
     Verdict.ABORTED: Outcome.CLIENT_CLOSED,
     Verdict.FAILED: Outcome.UPSTREAM_ERROR,
+    Verdict.UNSERVED: Outcome.CLIENT_CLOSED,
 }
 
 

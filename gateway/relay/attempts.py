@@ -173,7 +173,7 @@ def _note_unanswered(exchange: Exchange, place: Place, work: Work, endpoint: End
     if cause is Back.FAILED:
         exchange.failures += 1
     elif cause is Back.LACKING and not any(other.tells(work.request.model) for other in others):
-        place.release(Verdict.DONE, 0)
+        place.release(Verdict.UNSERVED, 0)
         raise RefusedError(Outcome.NO_ENDPOINT, NO_ENDPOINT, retry_after=1.0)
 
 

@@ -49,7 +49,7 @@ async def charged(
         yield
     finally:
         if exchange.endpoint is None:
-            place.withdraw()
+            place.release(Verdict.UNSERVED, 0)
         usage = exchange.usage
         untold = estimated() if exchange.response.status in (None, _OK) else 0
         place.release(Verdict.DONE, untold if usage is None else usage.prompt_tokens + usage.completion_tokens)

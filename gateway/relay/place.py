@@ -38,12 +38,6 @@ class Place:
         """The turn of the request, while it waits; see `Decider.turn`."""
         return await self._admission.turn(self.request)
 
-    def withdraw(self) -> None:
-        """Give back a place at `NOWHERE` that no engine was asked for: its tenant is charged nothing."""
-        if self._held:
-            self._held = False
-            self._admission.withdraw(self.request)
-
     def first_tokens(self, generated: int) -> None:
         """Note the first tokens."""
         self._admission.first_tokens(self.request, min(generated, self._most))

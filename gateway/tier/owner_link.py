@@ -585,13 +585,13 @@ class Link:
         request = dispatch.request
         known = self._carried.get(request)
         if known is None:  # its client has left meanwhile: no engine sees it
-            self.send(Ended(request, Verdict.DONE, 0))
+            self.send(Ended(request, Verdict.UNSERVED, 0))
         elif not self._may_send(dispatch.endpoint):
             self.tell(known.model, Returned(request, Back.UNREACHED))
         else:
             known.endpoint = dispatch.endpoint
             if not self._admissions[known.model].decided(dispatch):
-                self.tell(known.model, Finished(request, Verdict.DONE, 0))
+                self.tell(known.model, Finished(request, Verdict.UNSERVED, 0))
 
     def _may_send(self, endpoint: EndpointId) -> bool:
         """Whether requests can go there: it is configured here, and its key is not missing."""

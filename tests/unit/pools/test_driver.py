@@ -99,9 +99,9 @@ async def test_what_nobody_waits_for_any_more_is_at_its_end_and_its_place_is_fre
     told = world.handle(Finished(RequestId(1), Verdict.DONE, 3))
     assert told[1:] == [
         Dispatch(2, HERE, None),
-        Finished(2, Verdict.DONE, 0),
+        Finished(2, Verdict.UNSERVED, 0),
         Dispatch(3, HERE, None),
-        Finished(3, Verdict.DONE, 0),
+        Finished(3, Verdict.UNSERVED, 0),
         Dispatch(4, HERE, None),
     ]
     assert world.in_flight == [HERE]
@@ -287,6 +287,20 @@ async def test_decisions_tell_where_the_tenant_stands_and_what_the_core_refuses_
         driver.handle(arrived(request))
     refusals = [told.outcome for told in asker.told if isinstance(told, Reject)]
     assert refusals == [Outcome.DRAINING] * 27
+    driver.close()
+
+
+async def test_what_no_engine_worked_on_costs_its_tenant_nothing():
+    driver, asker = limited(requests_per_minute=10, tokens_per_minute=100)
+    driver.handle(arrived(1))
+    driver.handle(Finished(RequestId(1), Verdict.UNSERVED, 0))
+    driver.handle(arrived(2))
+    asker.gone.add(3)
+    driver.handle(arrived(3))
+    driver.handle(Finished(RequestId(2), Verdict.UNSERVED, 0))
+    driver.handle(arrived(4))
+    standings = [told.standing for told in asker.told]
+    assert standings == [Standing(Quota(10, 9, 6.0), Quota(100, 90, 6.0))] * 4
     driver.close()
 
 

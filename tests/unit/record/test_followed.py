@@ -60,6 +60,7 @@ def test_a_request_is_followed_to_its_end(core):
         (Verdict.DONE, 0, "endpoint_refused"),
         (Verdict.ABORTED, None, "client_closed"),
         (Verdict.FAILED, None, "upstream_error"),
+        (Verdict.UNSERVED, 0, "client_closed"),
     ],
 )
 def test_how_it_left_its_endpoint_says_how_it_ended(core, verdict, tokens, outcome):

@@ -379,15 +379,17 @@ async def test_what_only_an_endpoint_has_that_cannot_be_reached_is_not_asked_for
     assert [url for url, *_ in plane.sent] == ["http://a", "http://b", "http://a"]
 
 
-async def test_what_only_an_endpoint_has_that_is_away_is_not_there_now(plane):
-    """As an adapter that this one still loads."""
+async def test_what_only_an_endpoint_has_that_is_away_is_not_there_now(hurried):
+    """As an adapter that this one still loads. Its tenant pays nothing."""
+    plane = FakePlane("a", "b", auth={"keys": [{"name": "n", "key": "k", "limits": {"tokens_per_minute": 1000}}]})
     plane.up("b", loras=("sql",))
     plane.cores.down("b", "killed")
     plane.replies.append(Reply(MISSING, status=404))
-    client = plane.ask(ADAPTED)
+    client = plane.ask(ADAPTED, authorization="Bearer k")
     assert await outcome(plane, client) == "no_endpoint"
     assert (client.status, client.headers["retry-after"]) == (503, "1")
     assert not plane.in_flight
+    assert plane.tenants.standing("n", plane.now()).tokens.remaining == 1000
 
 
 async def test_what_no_other_endpoint_has_is_not_found(plane):

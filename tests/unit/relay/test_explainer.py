@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.admission.controller import AdmissionController
-from gateway.admission.events import Arrived, Capacity, Demand, EndpointId, EndpointUp, Finished, RequestId, Verdict
+from gateway.admission.events import Arrived, Capacity, Demand, EndpointId, EndpointUp, RequestId, Verdict
 from gateway.admission.limits.limit import Exceeded, Limit, Limits
 from gateway.admission.limits.tenants import Tenants
 from gateway.admission.policy import Policy
@@ -27,14 +27,14 @@ class Asked:
         self.endless = False
         self.left = asyncio.Event()
         self.counting_began = asyncio.Event()
-        admission, self.driver = paired(AdmissionController(Policy()), lambda: 7.0, tenants=Tenants(limits or {}))
+        self.admission, self.driver = paired(AdmissionController(Policy()), lambda: 7.0, tenants=Tenants(limits or {}))
         self.driver.handle(EndpointUp(EndpointId("a"), Capacity(max_model_len=100, kv_blocks=100, max_num_seqs=1)))
         pool = SimpleNamespace(
             overriding=frozenset(),
             flow_of=lambda _: None,
             name="m",
             counter=self,
-            admission=admission,
+            admission=self.admission,
             max_model_len=100,
             shortest_for=lambda _: 100,
             least_length=lambda prompt, limit: prompt + limit,
@@ -131,8 +131,9 @@ async def test_a_limit_that_it_would_be_over_is_named_with_when_it_frees_and_ask
     asked = Asked({"secret": Client("alice")}, limits)
     for number in range(2):
         assert (await asked.explain(ASKS, ALICE)).decision.verdict == "dispatch"
-        asked.driver.handle(Arrived(RequestId(10 + number), Demand((3,), 1), flow="alice"))
-        asked.driver.handle(Finished(RequestId(10 + number), Verdict.DONE, 1))
+        request = RequestId(10 + number)
+        await asked.admission.admit(Arrived(request, Demand((3,), 1), flow="alice"))
+        asked.admission.finish(request, Verdict.DONE, 1)
     decision = (await asked.explain(ASKS, ALICE)).decision
     assert (decision.verdict, decision.rule, decision.endpoint) == ("rate_limit_exceeded", "limit", None)
     assert decision.exceeded == Exceeded(Limit.REQUESTS, 2, 1, 30.0)

@@ -16,14 +16,12 @@ def test_a_place_is_given_back_once():
     made, admission = place(held=True)
     made.release(Verdict.DONE, 3)
     made.release(Verdict.FAILED)
-    made.withdraw()
     assert admission.mock_calls == [(("finish"), (1, Verdict.DONE, 3), {})]
 
 
 def test_where_none_is_held_nothing_is_given_back():
     made, admission = place(held=False)
     made.release(Verdict.FAILED)
-    made.withdraw()
     assert not admission.mock_calls
 
 

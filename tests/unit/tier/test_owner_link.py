@@ -219,7 +219,7 @@ async def test_who_leaves_is_given_back_when_its_dispatch_was_under_way(world):
     task.cancel()
     assert await world.owner.heard() == [Left(arrival.request)]
     world.owner.say(Sent(Dispatch(arrival.request, HERE)))
-    assert await world.owner.heard() == [Ended(arrival.request, Verdict.DONE, 0)]
+    assert await world.owner.heard() == [Ended(arrival.request, Verdict.UNSERVED, 0)]
 
 
 async def test_who_leaves_in_the_turn_of_its_dispatch_is_given_back(world):
@@ -228,7 +228,7 @@ async def test_who_leaves_in_the_turn_of_its_dispatch_is_given_back(world):
     await world.owner.heard()
     task.cancel()
     world.owner.say(Sent(Dispatch(arrival.request, HERE)))
-    assert Ended(arrival.request, Verdict.DONE, 0) in await world.owner.heard()
+    assert Ended(arrival.request, Verdict.UNSERVED, 0) in await world.owner.heard()
     assert not world.link._carried
 
 
@@ -304,8 +304,8 @@ async def test_what_is_relayed_without_a_place_is_declared_to_the_next_owner_and
     _, part = await world.welcome()
     ((model, declared),) = part.flights
     assert (model, declared.endpoint, declared.arrival.relayed) == ("m", NOWHERE, True)
-    admission.withdraw(arrival.request)
-    assert await world.owner.heard() == [Left(arrival.request)]
+    admission.finish(arrival.request, Verdict.UNSERVED, 0)
+    assert await world.owner.heard() == [Ended(arrival.request, Verdict.UNSERVED, 0)]
     assert not world.link._carried
 
 
