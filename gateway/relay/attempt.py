@@ -182,7 +182,12 @@ class Attempt:
     ) -> Ended | Retryable:
         try:
             answer = await self._upstream.send(
-                self._endpoint.base_url, "POST", outgoing.path, headers, outgoing.payload.towards(ids)
+                self._endpoint.base_url,
+                "POST",
+                outgoing.path,
+                headers,
+                outgoing.payload.towards(ids),
+                alone=self._exchange.failures > 0,
             )
         except UpstreamError as error:
             self._endpoint.watch.failed(str(error))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from gateway.admission.events import Arrived, Demand, Verdict
 from gateway.pools.admission import RejectedError
 from gateway.pools.directory import Pool
-from gateway.relay.exchange import Exchange
+from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.place import Place
 from gateway.relay.plane import Plane
 from gateway.relay.refusal_sentences import refusal
@@ -20,8 +20,9 @@ async def charged(
 ) -> AsyncIterator[None]:
     """Charge a request to the limits of its tenant while the block runs: its tokens by `usage`, at its end.
 
-    Its prompt was not counted for what answers it. What reaches no endpoint is charged nothing, nor is what the engine
-    refuses. Where no `usage` comes it is charged as `estimated`: its client left, or asked for embeddings as bytes.
+    Its prompt was not counted for what answers it. What no engine answers is charged nothing, nor is what it refuses.
+    Where no `usage` comes it is charged as `estimated`: its client left the engine that was at work on it, or asked for
+    embeddings as bytes.
 
     Args:
         plane: of the gateway.
@@ -47,8 +48,11 @@ async def charged(
     exchange.standing = dispatch.standing
     try:
         yield
+    except RefusedError:  # by kvgate, which shuts down or has waited for another endpoint in vain
+        place.release(Verdict.UNSERVED, 0)
+        raise
     finally:
-        if exchange.endpoint is None:
+        if not exchange.engaged:
             place.release(Verdict.UNSERVED, 0)
         usage = exchange.usage
         untold = estimated() if exchange.response.status in (None, _OK) else 0

@@ -61,8 +61,8 @@ _NOBODY = Client("")
 class Exchange:
     """One request: its response, and the facts of it. Times are monotonic seconds.
 
-    A fact is None until it is known, and is set once. Exceptions: `endpoint`, `failures`, `lacking` and `waited` change
-    with each attempt, and a fallback to another model sets the facts of an attempt anew.
+    A fact is None until it is known, and is set once. Exceptions: `endpoint`, `engaged`, `failures`, `lacking` and
+    `waited` change with each attempt, and a fallback to another model sets the facts of an attempt anew.
 
     Attributes:
         started: when its head had arrived.
@@ -76,6 +76,7 @@ class Exchange:
         demand: its demand on the KV cache.
         max_tokens: the output limit that kvgate set for it.
         endpoint: the last one it was sent to.
+        engaged: whether that one is at work on it, or has answered it.
         failures: number of endpoints here that failed on it.
         lacking: endpoints that answered that they do not serve the model it asks for, while another does.
         overhead: seconds from `received` to its first dispatch to an endpoint, less `waited`.
@@ -105,6 +106,7 @@ class Exchange:
     demand: Demand | None = None
     max_tokens: int | None = None
     endpoint: EndpointId | None = None
+    engaged: bool = False
     failures: int = 0
     lacking: frozenset[EndpointId] = frozenset()
     overhead: float | None = None
@@ -147,13 +149,14 @@ class Exchange:
 
         `engine`: the kind of engine there.
         """
-        self.endpoint = endpoint
+        self.endpoint, self.engaged = endpoint, True
         if self.overhead is None:
             self.overhead = max(0.0, self.clock() - self.received - self.waited)
         return () if self.recorded is None else self.recorded.sent(endpoint, engine, self.clock())
 
     def unanswered(self, why: Back) -> None:
         """Note that the endpoint it went to did not answer it."""
+        self.engaged = False
         if why is Back.LACKING and self.endpoint is not None:
             self.lacking |= {self.endpoint}
         if self.recorded is not None:

@@ -71,13 +71,15 @@ class _OfOthers:
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
 
-    async def send(self, base_url: str, method: str, path: str, headers: Headers, body: bytes) -> Answer:
+    async def send(
+        self, base_url: str, method: str, path: str, headers: Headers, body: bytes, *, alone: bool = False
+    ) -> Answer:
         """See `Upstream.send`.
 
         Raises:
             UpstreamError: no connection, another status, or an encoded body, though none was asked for.
         """
-        answer = await self._upstream.send(base_url, method, path, headers, body)
+        answer = await self._upstream.send(base_url, method, path, headers, body, alone=alone)
         if answer.status != _OK:
             answer.close()
             raise UpstreamError(f"status {answer.status}")
@@ -176,7 +178,6 @@ async def _tried(asked: Asked, attempt: Attempt, outgoing: Outgoing, headers: He
             server.watch.failed("it sent nothing for too long")
         return result.outcome
     exchange.unanswered(result.cause)
-    exchange.endpoint = None  # it is charged nothing
     raise RefusedError(Outcome.UPSTREAM_ERROR, result.message)
 
 

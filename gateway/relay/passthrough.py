@@ -195,7 +195,9 @@ async def _pass(
         )
 
         async def begin(endpoint: Endpoint = endpoint, headers: Headers = headers) -> tuple[Answer, bytes]:
-            answer = await plane.upstream.send(endpoint.base_url, scope["method"], path(scope), headers, payload.data)
+            answer = await plane.upstream.send(
+                endpoint.base_url, scope["method"], path(scope), headers, payload.data, alone=tried.seen > 0
+            )
             try:
                 return answer, await answer.read_some()
             except BaseException:

@@ -36,7 +36,7 @@ _SENTENCES: dict[Outcome, str] = {
     Outcome.QUEUE_TIMEOUT: "No room became free in time.",
     Outcome.NO_ENDPOINT: NO_ENDPOINT,
     Outcome.DRAINING: SHUTTING_DOWN,
-    Outcome.CONTEXT_LENGTH_EXCEEDED: "The prompt fits no endpoint: each has a shorter model length or a smaller KV cache.",
+    Outcome.CONTEXT_LENGTH_EXCEEDED: "The prompt fits the model length and the KV cache of no endpoint.",
 }
 
 

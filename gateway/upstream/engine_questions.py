@@ -39,7 +39,7 @@ class EngineQuestions:
         try:
             async with asyncio.timeout_at(min(now + silence, end)) as limit:
                 answer = await self._upstream.send(
-                    self._base_url, "POST", path, self._headers, body, connected=connected.set
+                    self._base_url, "POST", path, self._headers, body, connected=connected.set, repeatable=True
                 )
                 try:
                     read = bytearray()

@@ -64,12 +64,13 @@ class HttpUpstream:
         headers: Headers,
         body: bytes,
         *,
-        connected: Callable[[], None] = lambda: None,
         alone: bool = False,
+        connected: Callable[[], None] = lambda: None,
+        repeatable: bool = False,
     ) -> Answer:
         """See `Upstream.send`. Calls `connected` once the endpoint's kernel has taken a connection.
 
-        `alone`: on a new one, whether or not another is free.
+        `repeatable`: it goes out again whatever the endpoint saw of it, if a pooled connection is lost.
         """
         origin = self._origins.get(base_url) or self._locate(base_url)
         lines = [
@@ -85,9 +86,9 @@ class HttpUpstream:
             try:
                 await connection.request(head, body)
             except ConnectionLostError:
-                if not connection.untouched:
+                if not (connection.untouched or repeatable):
                     raise
-                # The engine closed an idle connection just as it was used. It has not seen the request.
+                # The engine closed an idle connection just as it was used. It has seen nothing, or may see it again.
                 connection = None
         if connection is None:
             connection = await self._connect(origin, connected)

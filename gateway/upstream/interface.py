@@ -61,8 +61,12 @@ class Upstream(Protocol):
     The request then goes out on a fresh connection. What the endpoint may have seen, only the caller may try again.
     """
 
-    async def send(self, base_url: str, method: str, path: str, headers: Headers, body: bytes) -> Answer:
+    async def send(
+        self, base_url: str, method: str, path: str, headers: Headers, body: bytes, *, alone: bool = False
+    ) -> Answer:
         """Send a request to `base_url + path` and wait for the head of its answer.
+
+        `alone`: on a new connection, as for a second try: a pooled one may be lost like the first.
 
         Cancelling closes the connection.
 

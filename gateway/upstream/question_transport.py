@@ -58,8 +58,8 @@ class QuestionTransport(httpx.AsyncBaseTransport):
                     path,
                     headers,
                     body,
-                    connected=extensions.get("connected", _nothing),
                     alone=request.headers.get("connection") == "close",
+                    connected=extensions.get("connected", _nothing),
                 )
         kept = [(name, value) for name, value in answer.headers if name not in _UNUSED]
         return httpx.Response(answer.status, headers=kept, stream=_Body(answer, silence))

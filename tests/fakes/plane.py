@@ -208,6 +208,8 @@ class FakePlane:
         self.replies: deque[Reply | Exception] = deque()
         self.sent: list[tuple[str, str, str, dict[str, str], bytes]] = []
         """Base URL, method, path, headers and body of each request."""
+        self.alone: list[bool] = []
+        """Of each, whether it was to have a connection of its own."""
         self.lines: list[dict[str, Any]] = []
         self.counter = Counter()
         self.flights = Flights(self.now, lambda: self.settings.upstream)
@@ -301,9 +303,12 @@ class FakePlane:
 
     # The upstream, and the counting pool.
 
-    async def send(self, base_url: str, method: str, path: str, headers: Any, body: bytes) -> Reply:
+    async def send(
+        self, base_url: str, method: str, path: str, headers: Any, body: bytes, *, alone: bool = False
+    ) -> Reply:
         named = {name.decode(): value.decode() for name, value in headers}
         self.sent.append((base_url, method, path, named, body))
+        self.alone.append(alone)
         match self.replies.popleft():
             case Exception() as error:
                 raise error

@@ -49,7 +49,7 @@ async def _serve(requests, answers, changes, heartbeat):
     plane = two(FallbackSettings(model="big"), SERVER, queue=queue, keys=keys)
     planned = iter(answers)
 
-    async def send(base_url, *_request):
+    async def send(base_url, *_request, **_more):
         answer = ANSWERS[next(planned, "whole")]()
         if isinstance(answer, Exception):
             raise answer

@@ -101,6 +101,7 @@ async def test_one_that_fails_is_tried_elsewhere_once(plane):
     plane.replies.extend([LOST, Reply(b"{}")])
     assert (await ended(ask(plane))).status == 200
     assert {base_url for base_url, *_ in plane.sent} == {"http://a", "http://b"}
+    assert plane.alone == [False, True], "an idle connection may be lost as the first was"
     plane.replies.extend([LOST, LOST])
     client = await ended(ask(plane))
     assert (client.status, error(client)["code"]) == (502, "upstream_error")
@@ -179,7 +180,7 @@ async def test_one_that_fails_on_all_is_spared_and_tried_again(plane, monkeypatc
     """It answers at once, so it has the fewest: it got all that came."""
     fails, asked = {"http://a"}, []
 
-    async def send(base_url, *_request):
+    async def send(base_url, *_request, **_more):
         asked.append(base_url)
         return Reply(BROKEN, status=500) if base_url in fails else Reply(0.1, b"{}")
 
@@ -202,7 +203,7 @@ async def test_errors_that_are_tried_elsewhere_are_some_of_all(hurried):
 
 
 async def test_one_that_does_not_answer_in_time_is_tried_nowhere_else(plane, monkeypatch):
-    async def send(*_request):
+    async def send(*_request, **_more):
         await asyncio.Event().wait()
 
     monkeypatch.setattr(plane, "send", send)
@@ -601,6 +602,20 @@ async def test_what_reaches_no_endpoint_is_charged_nothing(hurried):
     free.set()
     await ended(other)
     assert (await ended(embed(plane))).headers["x-ratelimit-remaining-requests"] == "1"
+
+
+async def test_what_no_endpoint_has_answered_is_charged_nothing(hurried):
+    """All die with it, and none comes back in time."""
+    plane = limited(requests_per_minute=2, tokens_per_minute=1000)
+    plane.replies.append(LOST)
+    asked = embed(plane)
+    await plane.turns()
+    plane.cores.down("a", "killed")
+    assert (await ended(asked)).status == 503
+    plane.up("a")
+    plane.replies.append(used(0))
+    left = (await ended(embed(plane))).headers
+    assert (left["x-ratelimit-remaining-requests"], left["x-ratelimit-remaining-tokens"]) == ("1", "1000")
 
 
 async def test_who_leaves_before_the_usage_is_charged_its_prompt_as_its_size_tells(hurried):

@@ -37,6 +37,11 @@ class Server:
                 return
             writer.write(WHOLE)
 
+    async def answer_and_leave_at_the_next(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self.head(reader)
+        writer.write(WHOLE)
+        await self.head(reader)
+
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         script = self.scripts[min(self.connections, len(self.scripts) - 1)]
         self.connections += 1

@@ -53,6 +53,13 @@ async def test_a_question_is_json_with_the_endpoints_key_and_its_answer_comes_as
         assert b"\r\n" + line + b"\r\n" in head
 
 
+async def test_a_question_that_is_lost_with_an_idle_connection_is_asked_again(server: Server) -> None:
+    server.scripts = [server.answer_and_leave_at_the_next, server.answer]
+    async with upstream() as client:
+        assert await fetch(client, server.url) == b"ok"
+        assert await asked(client, server.url, failed=pytest.fail) == (200, b"ok")
+
+
 async def test_an_endpoint_without_a_key_gets_none(server: Server) -> None:
     async with upstream() as client:
         ask = EngineQuestions(client, server.url, None, nobody)

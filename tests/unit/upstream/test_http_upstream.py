@@ -88,20 +88,26 @@ def test_a_request_that_meets_the_end_of_an_idle_connection_goes_out_again(
         runner.run(meets())
 
 
-async def test_a_request_that_a_pooled_connection_took_is_not_sent_again(server: Server) -> None:
+async def test_a_request_that_a_pooled_connection_took_is_not_sent_again_unless_it_may_be(server: Server) -> None:
     """The engine may have died of it."""
-
-    async def one_answer_then_close_on_the_next(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await server.head(reader)
-        writer.write(WHOLE)
-        await server.head(reader)
-
-    server.scripts = [one_answer_then_close_on_the_next, server.answer]
+    server.scripts = [server.answer_and_leave_at_the_next, server.answer_and_leave_at_the_next, server.answer]
     async with upstream() as client:
         assert await fetch(client, server.url) == b"ok"
         with pytest.raises(ConnectionLostError):
             await fetch(client, server.url)
-    assert (server.connections, len(server.heads)) == (1, 2)
+        assert (server.connections, len(server.heads)) == (1, 2)
+        assert await fetch(client, server.url) == b"ok"
+        answer = await client.send(server.url, "POST", "/", [], b"", repeatable=True)
+        assert await answer.read_some() == b"ok"
+        answer.close()
+    assert (server.connections, len(server.heads)) == (3, 5)
+
+
+async def test_a_request_that_is_to_be_alone_takes_no_pooled_connection(server: Server) -> None:
+    async with upstream() as client:
+        assert await fetch(client, server.url) == b"ok"
+        (await client.send(server.url, "POST", "/", [], b"", alone=True)).close()
+    assert server.connections == 2
 
 
 async def test_a_request_that_dies_on_a_fresh_connection_is_not_sent_again(server: Server) -> None:
