@@ -66,5 +66,12 @@ def _counting(pool: Pool) -> CountingState:
         NotCountedHere(api=kind.api, feature=kind.feature, by=kind.source, reason=kind.reason)
         for kind in counter.not_here()
     )
-    ids_to = tuple(endpoint.id for endpoint in pool.endpoints.values() if counter.takes_ids(endpoint.base_url))
-    return CountingState(model=pool.name, mode=counter.mode, reason=counter.reason, not_here=exceptions, ids_to=ids_to)
+    not_compared, endpoints = counter.not_compared(), pool.endpoints.values()
+    return CountingState(
+        model=pool.name,
+        mode=counter.mode,
+        reason=counter.reason,
+        not_here=exceptions,
+        not_compared=tuple(endpoint.id for endpoint in endpoints if endpoint.base_url in not_compared),
+        ids_to=tuple(endpoint.id for endpoint in endpoints if counter.takes_ids(endpoint.base_url)),
+    )

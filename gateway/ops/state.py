@@ -128,6 +128,9 @@ class CountingState(_Shown):
     mode: str = Field(description="Who counts an ordinary conversation: kvgate itself, or the engine.")
     reason: str | None = Field(None, description="Why the engine counts, all or some.")
     not_here: tuple[NotCountedHere, ...] = Field((), description="The exceptions; all else kvgate counts itself.")
+    not_compared: tuple[str, ...] = Field(
+        (), description="The endpoints whose counts are yet to be compared: until then kvgate takes its own for theirs."
+    )
     ids_to: tuple[str, ...] = Field(
         (), description="The endpoints that get the token ids of long prompts, and do not tokenize these again."
     )

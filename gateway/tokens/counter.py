@@ -5,6 +5,7 @@ import functools
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ from gateway.tokens.count import (
     PromptTooLongError,
     Source,
 )
-from gateway.tokens.drift import LIMIT, WINDOW, Drift, DriftWatch, Part
+from gateway.tokens.drift import LIMIT, LONGEST_WAIT, WINDOW, Drift, DriftWatch, Part
 from gateway.tokens.engine_count import EngineCounter, QuestionRefusedError, RouteMissingError, Target
 from gateway.tokens.estimate import estimate_body
 from gateway.tokens.features import ALL, Feature, Kind
@@ -53,6 +54,8 @@ AT_ONCE_CHARACTERS = 16 * 2**10
 AT_ONCE_SECONDS = 0.01
 """CPU time that it may take on the event loop. After that it begins anew in the pool."""
 
+FIRST_AGAIN = 5.0
+"""Seconds after which an endpoint is probed again that did not answer all probes. Each further time doubles them."""
 _MOST_TRUSTS = 64
 
 
@@ -77,6 +80,15 @@ class _Trust:
     """Whether all of these endpoints leave out tools that the model may not use."""
     kinds: frozenset[str]
     """The kinds of the endpoints that are up."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """Probes of an endpoint that are to be repeated: not all were answered."""
+
+    due: float
+    wait: float
+    """Seconds from the last time until then."""
 
 
 class ModelCounter:
@@ -142,6 +154,7 @@ class ModelCounter:
         self._hand_over = HandOver(model, engine, on_refusal, chance)
         self._hand_over_from = hand_over_from
         self._reports: dict[str, ParityReport] = {}
+        self._again: dict[str, _Again] = {}
         self._kinds = OURS
         """The kinds of the endpoints that were up last."""
         self._trusts: dict[tuple[Api, frozenset[str]], _Trust] = {}
@@ -172,11 +185,30 @@ class ModelCounter:
 
         Raises:
             CountUnavailableError: the endpoint did not answer, or too much waits to be counted here. The earlier report
-                on it stays.
+                on it stays, and `recheck` tries again.
         """
+        self._again.pop(target.url, None)
+        return await self._verify(target)
+
+    async def _verify(self, target: Target) -> ParityReport | None:
+        last = self._again.get(target.url)
+        wait = FIRST_AGAIN if last is None else min(2 * last.wait, LONGEST_WAIT)
+        self._again[target.url] = _Again(inf, wait)
+        complete = False
+        try:
+            report, complete = await self._probed(target)
+        finally:
+            if complete:
+                self._again.pop(target.url, None)
+            else:
+                self._again[target.url] = _Again(self._clock() + wait, wait)
+        return report
+
+    async def _probed(self, target: Target) -> tuple[ParityReport | None, bool]:
+        """The report on an endpoint, and whether all of its probes were answered."""
         self._hand_over.forget(target.url)
-        if self._unavailable or target.kind.name not in WORK:
-            return None
+        if not self._compares(target):
+            return None, True
 
         async def by_engine(probe: Probe) -> int | None:
             try:
@@ -202,22 +234,28 @@ class ModelCounter:
         self._trusts.clear()
         if report.differs and report != known:
             self._on_switch(_difference(target, report))
-        wanted = self._hand_over_from() is not None and Feature.PROMPT not in report.distrusted(Api.CHAT)
-        if wanted and (ids := await self._probed_ids()):
-            await self._hand_over.probe(target, ids)
-        return report
+        if self._hand_over_from() is None or Feature.PROMPT in report.distrusted(Api.CHAT):
+            return report, True
+        ids = await self._probed_ids()
+        return report, bool(ids) and await self._hand_over.probe(target, ids)
 
     async def recheck(self) -> None:
         """Probe the endpoints if counts drifted and a probe is due; what matches is counted here again.
 
-        What the engine counted wrong is no estimate any more once its time is over.
+        Those that did not answer all of their probes are probed again by themselves. What the engine counted wrong is
+        no estimate any more once its time is over.
         """
         self._engine_drift.probed(lambda _: True, self._clock())  # only live requests can show it again
-        if not self._drift.due(self._clock()):
-            return
         targets = self._engine.targets()
+        if not self._drift.due(self._clock()):
+            for target in targets:
+                again = self._again.get(target.url)
+                if again is not None and again.due <= self._clock():
+                    with contextlib.suppress(CountUnavailableError):
+                        await self._verify(target)
+            return
         try:
-            compared = [await self.verify(target) for target in targets]
+            compared = [await self._verify(target) for target in targets]
         except CountUnavailableError:
             compared = []
 
@@ -244,6 +282,10 @@ class ModelCounter:
             report is not None and Feature.PROMPT in report.distrusted(Api.CHAT) for report in reports
         )
 
+    def _compares(self, target: Target) -> bool:
+        """Whether its counts can be compared with local ones."""
+        return not self._unavailable and target.kind.name in WORK
+
     @property
     def _can_ask(self) -> bool:
         """Whether the engine to ask first has routes that count."""
@@ -259,6 +301,10 @@ class ModelCounter:
     def reason(self) -> str:
         """Why all or some requests are not counted here; empty if all that can be are."""
         return "; ".join(dict.fromkeys(kind.reason for kind in self.not_here()))
+
+    def not_compared(self) -> frozenset[str]:
+        """URLs of the endpoints that are up and whose counts are yet to be compared: the local ones pass for right."""
+        return frozenset(t.url for t in self._engine.targets() if self._compares(t) and t.url not in self._reports)
 
     def not_here(self) -> list[NotHere]:
         """The requests not counted here, the source of their counts, and why."""

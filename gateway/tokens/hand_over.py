@@ -38,22 +38,27 @@ class HandOver:
         self._chance = chance
         self._fields: dict[str, IdsField] = {}
 
-    async def probe(self, target: Target, ids: Sequence[int]) -> None:
-        """Find out what an endpoint takes. It generates one token for each field that is tried.
+    async def probe(self, target: Target, ids: Sequence[int]) -> bool:
+        """Find out what an endpoint takes; False if it did not answer. It generates one token for each field tried.
 
         Args:
             target: the endpoint.
             ids: those of `PROBED`. They are sent twice over: an engine that takes no ids counts them once.
         """
         body, twice = msgspec.json.encode({"model": self._model} | PROBED), msgspec.json.encode([*ids, *ids])
+        answered = True
         for field in IdsField:
             try:
                 used = await self._engine.used(target, with_ids(body, field, twice), _PATIENCE)
-            except (InvalidRequestError, RouteMissingError, CountUnavailableError):
+            except (InvalidRequestError, RouteMissingError):
+                continue
+            except CountUnavailableError:
+                answered = False
                 continue
             if used == 2 * len(ids):
                 self._fields[target.url] = field
-                return
+                return True
+        return answered
 
     def forget(self, url: str) -> None:
         """Send an endpoint no ids until it was probed again: another engine may answer there by now."""

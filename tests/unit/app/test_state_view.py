@@ -30,6 +30,7 @@ class World:
         self.ready = True
         counter = SimpleNamespace(
             not_here=lambda: list(not_here),
+            not_compared=lambda: frozenset({f"http://{A}"}),
             mode=Source.LOCAL,
             reason="it differs",
             takes_ids={f"http://{A}"}.__contains__,
@@ -83,6 +84,7 @@ async def test_what_is_not_counted_here_is_told_with_its_reason() -> None:
     assert [exception.model_dump() for exception in counting.not_here] == [
         {"api": "chat", "feature": "tools", "by": "engine", "reason": "it differs"}
     ]
+    assert (counting.not_compared, counting.ids_to) == ((A,), (A,))
 
 
 async def test_who_drains_is_not_ready_and_the_mode_is_the_one_in_force() -> None:

@@ -14,7 +14,7 @@ from gateway.tokens.count import (
     PromptTooLongError,
     Source,
 )
-from gateway.tokens.counter import AT_ONCE_BYTES, ModelCounter
+from gateway.tokens.counter import AT_ONCE_BYTES, FIRST_AGAIN, ModelCounter
 from gateway.tokens.drift import FIRST_WAIT, LIMIT, WINDOW, Drift
 from gateway.tokens.engine_count import EngineCounter
 from gateway.tokens.features import Feature
@@ -290,11 +290,31 @@ async def test_where_nobody_can_count_that_is_said(made: Any) -> None:
         await counter.count()
 
 
-async def test_an_endpoint_that_does_not_answer_probes_proves_nothing(ours: Counter) -> None:
+async def test_an_endpoint_that_does_not_answer_probes_proves_nothing_and_is_asked_again(
+    made: Any, tokenizer_folder: Path
+) -> None:
+    ours = await made(TokenizerSource(str(tokenizer_folder)))
+
+    async def asked_after(seconds: float) -> bool:
+        ours.engine.asked.clear()
+        ours.now += seconds
+        await ours.counter.recheck()
+        return bool(ours.engine.asked)
+
     ours.engine.up = False
     with pytest.raises(CountUnavailableError):
         await ours.counter.verify(ours.engine.target)
     assert ours.counter.mode is Source.LOCAL
+    for wait in (FIRST_AGAIN, 2 * FIRST_AGAIN, 4 * FIRST_AGAIN):
+        assert ours.counter.not_compared() == {"http://engine"}
+        assert [await asked_after(wait - 1), await asked_after(1)] == [False, True]
+    with pytest.raises(CountUnavailableError):
+        await ours.counter.verify(ours.engine.target)
+    ours.engine.up, ours.engine.more_for = True, {"messages": 1}
+    assert await asked_after(FIRST_AGAIN), "it came up anew"
+    assert ours.counter.mode is Source.ENGINE
+    assert ours.counter.not_compared() == set()
+    assert not await asked_after(FIRST_WAIT)
 
 
 async def test_a_small_body_is_counted_at_once_and_a_larger_one_in_the_pool(ours: Counter, pool: CountingPool) -> None:
@@ -626,6 +646,21 @@ async def test_an_endpoint_that_reports_another_number_gets_ids_no_more(handing:
     assert not handing.drifts
     handing.counter.settle(count, count.tokens + 1, handed_to="http://engine")
     assert len(handing.refusals) == 1
+
+
+async def test_an_endpoint_that_does_not_say_whether_it_takes_ids_is_asked_again(handing: Counter) -> None:
+    answers: list[httpx.Response] = [httpx.Response(503), httpx.Response(503)]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return answers.pop() if "chat" in request.url.path and answers else handing.engine.answer(request)
+
+    handing.engine.target = engine_at("http://engine", answer)
+    await handing.counter.verify(handing.engine.target)
+    assert handing.counter.ids_field("http://engine") is None
+    assert handing.counter.not_compared() == set()
+    handing.now += FIRST_AGAIN
+    await handing.counter.recheck()
+    assert handing.counter.ids_field("http://engine") is not None
 
 
 async def test_an_endpoint_that_comes_up_with_another_template_gets_no_ids_from_then_on(handing: Counter) -> None:

@@ -29,11 +29,11 @@ def takes(field: IdsField | None) -> Answer:
     return answer
 
 
-async def probed(answer: Answer, chance: float = 0.5) -> tuple[HandOver, list[str]]:
+async def probed(answer: Answer, chance: float = 0.5, *, answered: bool = True) -> tuple[HandOver, list[str]]:
     refusals: list[str] = []
     target = engine_at(URL, lambda request: answer(json.loads(request.content)))
     hand_over = HandOver("m", EngineCounter(lambda: (target,), lambda: 5), refusals.append, lambda: chance)
-    await hand_over.probe(target, IDS)
+    assert await hand_over.probe(target, IDS) is answered
     return hand_over, refusals
 
 
@@ -44,18 +44,18 @@ async def test_an_endpoint_takes_ids_in_the_field_that_changes_its_usage(field: 
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "answered"),
     [
-        lambda _: httpx.Response(400, json={"error": {"message": "unknown field"}}),
-        lambda _: httpx.Response(404),
-        lambda _: httpx.Response(500),
-        lambda _: httpx.Response(200, content=b"nonsense"),
-        lambda _: used(-6),
-        lambda _: used("6"),
+        (lambda _: httpx.Response(400, json={"error": {"message": "unknown field"}}), True),
+        (lambda _: httpx.Response(404), True),
+        (lambda _: httpx.Response(500), False),
+        (lambda _: httpx.Response(200, content=b"nonsense"), False),
+        (lambda _: used(-6), False),
+        (lambda _: used("6"), False),
     ],
 )
-async def test_an_endpoint_that_answers_otherwise_gets_no_ids(answer: Answer) -> None:
-    hand_over, _ = await probed(answer)
+async def test_an_endpoint_that_answers_otherwise_gets_no_ids(answer: Answer, *, answered: bool) -> None:
+    hand_over, _ = await probed(answer, answered=answered)
     assert hand_over.field(URL) is None
 
 
