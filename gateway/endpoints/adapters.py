@@ -189,12 +189,15 @@ class Adapters:
             self._kept[name] = _Kept(path, f"{reason.rstrip('.')}. The one from {path} stays")
 
     async def _asked(self, engine: Calls, path: str, body: Mapping[str, str]) -> bool:
-        """Ask for an adapter; whether it is as wanted then. Another gateway may have asked for the same just before."""
+        """Ask for an adapter; whether it is as wanted then.
+
+        Another gateway may have asked for the same just before, or only the answer was lost.
+        """
         self.asked = name = body["lora_name"]
         try:
             reply = await engine.ask(path, msgspec.json.encode(body))
             self._answers = isinstance(reply, Reply)
-            done = isinstance(reply, Reply) and (reply.ok or _is_so(path, body, await engine.listed()))
+            done = (isinstance(reply, Reply) and reply.ok) or _is_so(path, body, await engine.listed())
         finally:
             self.asked = None
         if done:

@@ -41,6 +41,8 @@ class Identity:
     """Tokens of its KV cache, if it tells by itself; what its metrics tell is not here."""
     shares_prefix: bool = False
     """Whether requests with a common beginning hold it once, if it tells by itself."""
+    replaced: int = 0
+    """How often another process was seen to answer at its address in place of one that took traffic."""
 
     def is_as(self, other: "Identity") -> bool:
         """Whether this may be the same engine: all but its names and adapters is equal."""

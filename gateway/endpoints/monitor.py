@@ -67,6 +67,10 @@ SPARING = 20
 """Multiple of the time that it last took to ask an engine for adapters until it is asked again for what has failed: a
 vLLM generates nothing while it looks for one, as at a hub that does not answer."""
 
+MOST_HELD = 2
+"""Probes for which an endpoint that is ready takes no traffic yet, as it has not answered all questions: without
+`/metrics` the size of its cache is unknown, and a queue that waits would go into it whole."""
+
 EQUIPPING = 5.0
 """Seconds for which an engine that has generated before takes no traffic while it gets adapters, if no other one serves
 its model: most likely it did until now, and this process has just begun to watch it. All others take none until they
@@ -155,6 +159,11 @@ class EndpointMonitor:
         self._told: tuple[Identity, Capacity, bool] | None = None
         self._told_out: tuple[bool, bool] | None = (False, False)
         """Whether it keeps its requests, and whether the operator drained it, as told while it takes no traffic."""
+        self._held = 0
+        """For how many probes in a row it has been held back; see `MOST_HELD`."""
+        self._replaced_at = float("-inf")
+        self._replaced = 0
+        """See `Identity.replaced`."""
         self._moved_at = float("-inf")
         self._to_evacuate = False
         """Whether what it has not answered is to leave it as soon as it stands still."""
@@ -269,6 +278,7 @@ class EndpointMonitor:
     async def probe(self) -> None:
         """Run one round: ask for health, metrics and, when due, identity; then judge the answers."""
         began = self._clock()
+        self._prober.lost = None
         kind = self._kind
         health, metrics, asleep = await asyncio.gather(self._prober.get(kind.health), self._gauges(), self._asleep())
         if isinstance(health, Reply) and not health.ok and not self._health.serving:
@@ -280,6 +290,10 @@ class EndpointMonitor:
         unknown = self._kind is VLLM and not self._health.was_healthy
         if unknown and isinstance(missed, Missed) and isinstance(health, Reply) and not health.ok:
             missed = await self._named(missed)
+        if missed is None and (lost := self._lost) is not None:
+            self._held, missed = self._held + 1, Missed(lost, certain=False)
+        else:
+            self._held = 0
         asked_at = self._clock()
         mute = isinstance(health, NoReply) and health.accepted
         if self.adapters.loading:
@@ -291,7 +305,7 @@ class EndpointMonitor:
             self._handle(self._weighed(missed, busy=busy) if isinstance(missed, Missed) else missed)
         else:
             gauge = self._metrics.awake if self._metrics is not None else None
-            self._handle(Answered(asleep=bool(asleep) or gauge is False, idle=not self._progress.in_flight))
+            self._handle(Answered(asleep=asleep or gauge is False, idle=not self._progress.in_flight))
         # Judge as of the time of the questions: a slow look must not add to the silence.
         self._judge(self._progress.stalled(asked_at, busy=busy))
         self._evacuate()
@@ -433,7 +447,7 @@ class EndpointMonitor:
         if self._kind.gauges is None or not self._has_gauges:
             return None
         reply = await self._prober.get(self._kind.gauges)
-        if isinstance(reply, Reply) and reply.status == HTTPStatus.NOT_IMPLEMENTED:
+        if isinstance(reply, Reply) and reply.status == HTTPStatus.NOT_IMPLEMENTED and self._kind.gauges != "/metrics":
             self._has_gauges = False
         return reply
 
@@ -461,8 +475,17 @@ class EndpointMonitor:
         asked = self.adapters.asked is not None or not absent
         return None if asked else f"not yet, {self._health.state.value}: {self._health.reason}"
 
-    async def _asleep(self) -> bool | None:
-        return await self._prober.asleep() if self._can_sleep else None
+    @property
+    def _lost(self) -> str | None:
+        """What it did not answer in this probe, for which it is held back."""
+        return self._prober.lost if self._health.state in _FAILING and self._held < MOST_HELD else None
+
+    async def _asleep(self) -> bool:
+        """Whether it sleeps or is paused. One that does not answer does what it did."""
+        if not self._can_sleep:
+            return False
+        answer = await self._prober.asleep()
+        return self._health.state is State.ASLEEP if isinstance(answer, NoReply) else bool(answer)
 
     def _take_metrics(self, reply: Reply) -> None:
         metrics = self._read(reply.body, self._settings)
@@ -470,8 +493,8 @@ class EndpointMonitor:
             # An engine does not lose its cache while it runs: this answer is broken.
             metrics = replace(metrics, cache_config=self._metrics.cache_config, ranks=self._metrics.ranks)
         before = self._metrics or metrics
-        if fell(before, metrics) and self._clock() - self._identified_at >= REREAD:
-            self._identified_at = float("-inf")
+        if fell(before, metrics):
+            self._doubt_process()
         self._totals = self._totals.after(before, metrics)
         if self._health.serving:
             self._meter.take(metrics, reply.answered_at)
@@ -490,6 +513,15 @@ class EndpointMonitor:
                     preemptions=metrics.preemptions,
                 )
             )
+
+    def _doubt_process(self) -> None:
+        """Ask anew who it is: another process answers. Behind one address there may be several, though none should."""
+        now = self._clock()
+        counts = self._health.serving and now - self._replaced_at >= IDENTITY_INTERVAL
+        if counts:
+            self._replaced, self._replaced_at = self._replaced + 1, now
+        if counts or now - self._identified_at >= REREAD:
+            self._identified_at = float("-inf")
 
     async def _named(self, missed: Missed) -> Missed:
         """Replace the reason of a miss, if this was never a vLLM, by what it is instead."""
@@ -515,16 +547,17 @@ class EndpointMonitor:
             if not asleep and self._health.state is not State.STOPPED and await self._equip():
                 models = await self._prober.get("/v1/models")
                 self._take_loras(models)
-            identity = await identify_as(kind, self._prober, self._settings, models, self._about)
+            told = await identify_as(kind, self._prober, self._settings, models, self._about)
         except UnidentifiedError as error:
             self._identified_at = float("-inf")
             return None if trusted and not self._denied(models) else Missed(str(error), certain=False)
         await self._become(kind)
-        self._identity = identity
+        self._identity = identity = replace(told, replaced=self._replaced)
         if self._misfit is not None and not self._health.serving and (reason := await self._misfit(identity)):
             return Missed(reason, certain=False)
         self._can_sleep = asleep is not None
-        self._warn_of_missing()
+        if self._lost is None:
+            self._warn_of_missing()
         return None
 
     def _denied(self, models: Reply | NoReply) -> bool:

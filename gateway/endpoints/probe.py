@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 import msgspec
 
-from gateway.endpoints.replies import MOST_VALUES, NoReply, Reply, crowded
+from gateway.endpoints.replies import MOST_VALUES, NoReply, Reply, crowded, unanswered
 from gateway.runtime.descriptors import OutOfDescriptorsError, lacking
 
 MAX_METRICS = 8 * 2**20
@@ -44,10 +44,12 @@ class Prober:
 
     Attributes:
         unanswered_at: when a question on an accepted connection last ended without an answer.
+        lost: why the last `get` that was not answered was not, since this was last cleared.
     """
 
     def __init__(self, client: httpx.AsyncClient, base_url: str, timeout: float, clock: Callable[[], float]) -> None:
         self.unanswered_at = float("-inf")
+        self.lost: str | None = None
         self._client = client
         self._base_url = base_url.rstrip("/")
         self._timeout = timeout
@@ -59,7 +61,9 @@ class Prober:
         Raises:
             OutOfDescriptorsError: this process could not ask, so nothing is known of the endpoint.
         """
-        return await self._asked("GET", path, self._timeout)
+        reply = await self._asked("GET", path, self._timeout)
+        self.lost = unanswered(path, reply) or self.lost
+        return reply
 
     async def post(self, path: str, body: bytes) -> Reply | NoReply:
         """`POST path` with this JSON, which the endpoint may work on for a while. Raises as `get`."""
@@ -104,19 +108,20 @@ class Prober:
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
             return NoReply(f"{method} {path}: {str(error) or type(error).__name__}")
 
-    async def asleep(self) -> bool | None:
+    async def asleep(self) -> bool | NoReply | None:
         """The answer of `/is_sleeping`, also true of a paused engine; None if the route is not served.
 
         vLLM serves it only together with sleep and pause, with `VLLM_SERVER_DEV_MODE=1`.
         """
-        match await self.get("/is_sleeping"):
-            case Reply(status=httpx.codes.OK, body=body):
-                try:
-                    return _asleep.decode(body).is_sleeping
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                    return None
-            case _:
-                return None
+        reply = await self.get("/is_sleeping")
+        if (reason := unanswered("/is_sleeping", reply)) is not None:
+            return NoReply(reason)
+        if not (isinstance(reply, Reply) and reply.ok):
+            return None
+        try:
+            return _asleep.decode(reply.body).is_sleeping
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
 
 
 def _bounded(path: str, reply: Reply) -> Reply | NoReply:

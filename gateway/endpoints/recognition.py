@@ -1,13 +1,12 @@
 """The recognition of an endpoint: which kind of engine it is, and its identity, by its own answers."""
 
 from dataclasses import replace
-from http import HTTPStatus
 
 from gateway.config.endpoint import Reached
 from gateway.endpoints.identity import Identity, UnidentifiedError
 from gateway.endpoints.probe import Prober
 from gateway.endpoints.readers import READERS
-from gateway.endpoints.replies import NoReply, Reply
+from gateway.endpoints.replies import NoReply, Reply, unanswered
 from gateway.wire.engine_kinds import KINDS, VLLM, EngineKind, owned_kind
 
 
@@ -79,7 +78,7 @@ async def _about(kind: EngineKind, prober: Prober, known: dict[str, bytes]) -> b
         reply = await prober.get(route)
         if isinstance(reply, Reply) and reply.ok:
             known[route] = READERS[kind.name].holding(known.get(route), reply.body)
-        elif isinstance(reply, Reply) and reply.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        elif not unanswered(route, reply):
             known.pop(route, None)
         if route in known:
             return known[route]

@@ -37,3 +37,11 @@ class NoReply:
     """Nobody listens there. A name that is not found, a missing route and a broken handshake say less."""
     accepted: bool = False
     """A connection was made and stayed silent."""
+
+
+def unanswered(path: str, reply: Reply | NoReply) -> str | None:
+    """Why a question was not answered, so that nothing follows from it; None if it was, if only by "no such route"."""
+    if isinstance(reply, NoReply):
+        return reply.reason
+    failed = reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR and reply.status != HTTPStatus.NOT_IMPLEMENTED
+    return f"GET {path} answered {reply.status}" if failed or reply.status == HTTPStatus.TOO_MANY_REQUESTS else None

@@ -52,6 +52,17 @@ async def test_what_it_lacks_is_loaded_and_what_others_loaded_stays():
     assert adapters.states(engine.loaded) == {"a": LOADED, "b": LOADED}
 
 
+async def test_what_is_there_though_the_answer_was_lost_is_loaded():
+    engine, adapters = Engine(), Adapters("e", {"a": "/a"})
+
+    async def lost(path, body):
+        await engine.ask(path, body)
+        return NoReply("the answer broke off")
+
+    assert await adapters.settle({}, engine.calls._replace(ask=lost))
+    assert adapters.states(engine.loaded) == {"a": LOADED}
+
+
 async def test_other_settings_unload_what_is_no_longer_wanted():
     engine, adapters = Engine(a="/a", theirs="/t"), Adapters("e", {"a": "/a"})
     adapters.govern({"a": "/a"})

@@ -4,6 +4,7 @@ import errno
 import functools
 import itertools
 import json
+import re
 import socket
 
 import httpx
@@ -16,7 +17,7 @@ from gateway.config.settings import HealthSettings
 from gateway.endpoints import monitor as monitoring
 from gateway.endpoints.adapters import IN_USE
 from gateway.endpoints.health import REST, SERVING, State
-from gateway.endpoints.monitor import IDENTITY_INTERVAL, EndpointMonitor
+from gateway.endpoints.monitor import IDENTITY_INTERVAL, MOST_HELD, EndpointMonitor
 from gateway.endpoints.replies import Reply
 
 ID = EndpointId("127.0.0.1:8001")
@@ -208,12 +209,37 @@ async def test_an_engine_without_stats_is_up_with_unknown_capacity_and_that_is_s
     assert told.samples[-1].kv_usage is None
 
 
-@pytest.mark.parametrize("answer", [404, 500, httpx.ReadError("")])
-async def test_no_metrics_at_all_is_no_ill_health(monitor, told, vllm, answer):
+@pytest.mark.parametrize(("answer", "held"), [(404, 0), (501, 0), (500, MOST_HELD), (httpx.ReadError(""), MOST_HELD)])
+async def test_no_metrics_at_all_is_no_ill_health(monitor, told, vllm, answer, held):
     vllm.answers["/metrics"] = answer
+    for _ in range(held):
+        await monitor.probe()
+        assert (monitor.state, "/metrics" in monitor.status.reason) == (State.STARTING, True)
     await monitor.probe()
     assert told.changes[0][2].kv_blocks is None
     assert len(monitor.status.missing_metrics) == 7
+
+
+@pytest.mark.parametrize("route", ["/metrics", "/version", "/is_sleeping"])
+async def test_an_engine_that_comes_up_without_one_answer_takes_traffic_with_the_next_probe(monitor, told, vllm, route):
+    answers = vllm.answers
+    vllm.answers = answers | {route: httpx.ReadError("reset")}
+    with capture_logs() as logs:
+        await monitor.probe()
+        assert told.take() == []
+        vllm.answers = answers
+        await monitor.probe()
+    ((kind, identity, capacity),) = told.take()
+    assert (kind, identity.version, capacity.kv_blocks) == ("up", "0.32.0", 255)
+    assert not [line for line in logs if "missing" in line], "it only did not answer once"
+
+
+async def test_metrics_that_are_not_implemented_just_now_are_read_again(up, told, vllm):
+    vllm.answers["/metrics"] = 501
+    await up.probe()
+    del vllm.answers["/metrics"]
+    await up.probe()
+    assert len(told.samples) == 1
 
 
 @pytest.mark.parametrize("answer", [b"<html>", 502, httpx.ReadError("")])
@@ -242,7 +268,21 @@ async def test_an_engine_whose_counters_fall_is_asked_who_it_is_at_once(up, told
     vllm.metrics = vllm.metrics.replace(b'model_name="smol"} 94.0', b'model_name="smol"} 3.0')
     await pass_time(up, clock, 1)
     ((kind, identity, _),) = told.changes
-    assert (kind, identity.max_model_len) == ("up", 2048)
+    assert (kind, identity.max_model_len, identity.replaced) == ("up", 2048, 1)
+
+
+async def test_an_engine_whose_counters_fall_is_another_one_though_it_says_the_same_of_itself(up, told, vllm, clock):
+    """Its template may be another. Where several share one address, they fall all the time: that is told seldom."""
+
+    async def has_generated(tokens):
+        _, before, after = (part for part in re.split(rb'(generation_tokens_total.*"smol"} )', vllm.metrics))
+        vllm.metrics = vllm.metrics.replace(before + after.split(b"\n")[0], before + tokens)
+        await pass_time(up, clock, 1)
+        return [identity.replaced for _, identity, _ in told.take()]
+
+    assert [await has_generated(tokens) for tokens in (b"3.0", b"94.0", b"3.0")] == [[1], [], []]
+    clock.now += IDENTITY_INTERVAL
+    assert await has_generated(b"2.0") == [2]
 
 
 async def test_what_did_not_change_is_told_once(up, told, clock):
@@ -653,6 +693,27 @@ async def test_an_engine_whose_gauge_says_it_sleeps_is_out(up, told, vllm):
     vllm.metrics = vllm.metrics.replace(awake + b"1.0", awake + b"0.0")
     await up.probe()
     assert told.take() == [("down", "asleep: the engine sleeps or is paused")]
+
+
+async def test_a_question_about_sleep_that_is_lost_changes_nothing(make, told, vllm, clock):
+    vllm.answers["/is_sleeping"] = b'{"is_sleeping":false}'
+    monitor = make(adapters={"sql": "/sql"})
+    await monitor.probe()
+    awake, lost = vllm.answers["/is_sleeping"], httpx.ReadError("reset")
+    vllm.answers["/is_sleeping"] = lost
+    await monitor.probe()
+    assert [kind for kind, *_ in told.take()] == ["up"]
+    for answer in (b'{"is_sleeping":true}', lost):
+        vllm.loras, vllm.answers["/is_sleeping"] = (), answer
+        vllm.asked.clear()
+        clock.now += IDENTITY_INTERVAL
+        await monitor.probe()
+        assert monitor.state is State.ASLEEP
+        assert "/v1/models" in vllm.asked
+        assert "/v1/load_lora_adapter" not in vllm.asked, "it would write to memory that it gave back"
+    vllm.answers["/is_sleeping"] = awake
+    await monitor.probe()
+    assert monitor.serving
 
 
 async def test_a_paused_engine_is_out_where_it_can_be_asked(make, told, vllm):
@@ -1100,7 +1161,8 @@ async def test_an_engine_too_busy_to_tell_of_itself_has_the_size_it_had(monitor,
     vllm.answers["/health"] = 503
     await monitor.probe()
     vllm.answers["/health"] = b""
-    await monitor.probe()
+    for _ in range(1 + MOST_HELD):
+        await monitor.probe()
     assert told.changes[-1][2].kv_blocks is None, "it may be another engine"
 
 

@@ -219,7 +219,9 @@ async def test_what_a_thousand_adapters_or_hundreds_of_slots_tell_is_read(prober
         (b'{"is_sleeping":true}', True),
         (b'{"is_sleeping":false}', False),
         (404, None),
-        (500, None),
+        (501, None),
+        (500, NoReply("GET /is_sleeping answered 500")),
+        (429, NoReply("GET /is_sleeping answered 429")),
         (b"", None),
         (b"[]", None),
         (b"\xff", None),
@@ -228,7 +230,7 @@ async def test_what_a_thousand_adapters_or_hundreds_of_slots_tell_is_read(prober
 )
 async def test_sleep_is_known_only_where_the_route_is_served(prober, vllm, answer, asleep):
     vllm.answers["/is_sleeping"] = answer
-    assert await prober.asleep() is asleep
+    assert await prober.asleep() == asleep
 
 
 async def test_a_base_path_is_kept_and_no_connection_is_kept_open(clock):
