@@ -1,13 +1,11 @@
 """The directory of models and their endpoints, as a front knows them: one pool and one counter for each model."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from math import inf
-from typing import NamedTuple
 
 from gateway.admission.events import Demand, EndpointId, RequestId
 from gateway.admission.tuning import TUNING
@@ -16,6 +14,7 @@ from gateway.endpoints.identity import Identity
 from gateway.pools.admission import Admission
 from gateway.pools.interface import Watch
 from gateway.pools.retry_budget import RetryBudget
+from gateway.pools.stored_responses import StoredResponse, StoredResponses
 from gateway.runtime.places import Places
 from gateway.tokens.counter import ModelCounter
 from gateway.wire.engine_kinds import KINDS, VLLM, EngineKind, KvOut
@@ -23,8 +22,6 @@ from gateway.wire.fields import Use, named, unread_limits
 
 DENIED = "it does not accept the key that kvgate has for it"
 """Why an endpoint failed that `denies`."""
-_REMEMBERED_RESPONSES = 10_000
-_LONGEST_ID = 256
 """Most characters of a response's id. vLLM's own have 37; a client may set one of any length as `request_id`."""
 
 
@@ -248,15 +245,6 @@ class NotStartedError(Exception):
     """The engine that a request waited for does not start."""
 
 
-class StoredResponse(NamedTuple):
-    """A stored response: the endpoint that made it, its model as its client named it, and whose key asked for it."""
-
-    endpoint: EndpointId
-    model: str
-    key: str | None = None
-    """The key's name; None if it was asked for without one."""
-
-
 class Directory:
     """Finds the pool of a model; grows as endpoints report their identities. The `Follower` of one front.
 
@@ -288,7 +276,7 @@ class Directory:
         self._left = left
         self._by_name: dict[str, Pool] = {}
         self._changed = asyncio.Event()
-        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._responses = StoredResponses()
 
     def add(self, endpoint: Endpoint) -> None:
         """Add a configured endpoint. It has yet to report what it serves."""
@@ -366,15 +354,11 @@ class Directory:
 
     def remember_response(self, response_id: str, response: StoredResponse) -> None:
         """Note where a stored response was made."""
-        if len(response_id) > _LONGEST_ID:
-            return
-        self._responses[response_id] = response
-        if len(self._responses) > _REMEMBERED_RESPONSES:
-            self._responses.popitem(last=False)
+        self._responses.remember(response_id, response)
 
     def stored_response(self, response_id: str) -> StoredResponse | None:
         """The response with this id; None if it is not known, or its endpoint is gone."""
-        response = self._responses.get(response_id)
+        response = self._responses.find(response_id)
         return response if response is not None and response.endpoint in self.endpoints else None
 
     # The `Follower`.

@@ -10,7 +10,8 @@ from gateway.admission.commands import Dispatch
 from gateway.admission.events import Back, Demand, EndpointId, Verdict
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.pools.admission import RejectedError
-from gateway.pools.directory import Endpoint, Pool, StoredResponse
+from gateway.pools.directory import Endpoint, Pool
+from gateway.pools.stored_responses import StoredResponse
 from gateway.relay.attempt import Attempt, Ended, Outgoing, Retryable
 from gateway.relay.demand import NO_ENDPOINT, Asked, Work
 from gateway.relay.editing import asks_usage
@@ -46,6 +47,8 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
     exchange.request = place.request
 
     def stored(response_id: str, endpoint: EndpointId) -> None:
+        if not request.stored:
+            return
         key = work.client.flow if work.client.keyed else None
         plane.directory.remember_response(response_id, StoredResponse(endpoint, request.model or pool.name, key))
 

@@ -1,7 +1,7 @@
 """The ownership of stored responses. An engine gives a response to everybody who knows its id; kvgate does not."""
 
 from gateway.admission.outcomes import Outcome
-from gateway.pools.directory import StoredResponse
+from gateway.pools.stored_responses import StoredResponse
 from gateway.relay.client_identity import Client
 from gateway.relay.demand import Asked
 from gateway.relay.exchange import RefusedError

@@ -82,6 +82,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The id that its stored response is to have (`request_id` of responses), if its client set one."""
     previous_response_id: str | None = None
     """The stored response that it goes on with."""
+    stored: bool = True
+    """Whether its response may be stored: `store` is not false."""
     overriding: tuple[str, ...] = ()
     """The fields it sets that some kind of engine reads in place of this API's own (`Use.OVERRIDING`)."""
     adapter_field: str | None = None
@@ -130,7 +132,7 @@ ADAPTER_FIELDS = named(Use.ADAPTER)
 
 _READ = (
     "model", "stream", "stream_options", "n", "max_completion_tokens", "max_tokens", "max_output_tokens", "priority",
-    "tools", "background", "stream_interval", "echo", "vllm_xargs",
+    "tools", "background", "store", "stream_interval", "echo", "vllm_xargs",
     "request_id", "previous_response_id", *ADAPTER_FIELDS,
 )  # fmt: skip
 _OVERRIDING = sorted(named(Use.OVERRIDING))
@@ -190,6 +192,7 @@ def parse(api: Api, body: bytes) -> GenerationRequest:
         names_ids=any(_raw(fields, name) is not _ABSENT for name in _IDS),
         response_id=_text(fields, "request_id") if api is Api.RESPONSES else None,
         previous_response_id=_text(fields, "previous_response_id") if api is Api.RESPONSES else None,
+        stored=api is not Api.RESPONSES or not _given(fields, "store") or _boolean(fields, "store"),
         overriding=tuple(name for name in _OVERRIDING if _given(fields, name) and name not in MAX_TOKENS_FIELDS[api]),
         adapter_field=_adapter_field(fields),
         repeated_bytes=_repeated(body) if api is Api.BATCH else 0,

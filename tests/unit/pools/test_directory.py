@@ -8,7 +8,7 @@ from gateway.admission.events import Demand, EndpointId, RequestId
 from gateway.admission.tuning import TUNING
 from gateway.config.settings import ModelSettings
 from gateway.endpoints.identity import Identity
-from gateway.pools.directory import Directory, Endpoint, NotStartedError, Pool, StoredResponse
+from gateway.pools.directory import Directory, Endpoint, NotStartedError, Pool
 
 
 def identity(*names, loras=(), length=100, version="0.32.0", kind="vllm"):
@@ -307,22 +307,6 @@ async def test_the_endpoint_with_the_fewest_relayed_requests_comes_first_and_one
     with a.relaying(4):
         assert [e.id for e in pool.in_turn(0.0)] == ["b", "a"], "it has none yet"
     assert (a.relayed, b.relayed) == (0, 0)
-
-
-async def test_stored_responses_are_remembered_within_bounds(world, monkeypatch):
-    monkeypatch.setattr("gateway.pools.directory._REMEMBERED_RESPONSES", 3)
-    endpoint = world.add("a")
-    for number in range(5):
-        world.directory.remember_response(f"resp_{number}", StoredResponse(endpoint.id, "m"))
-    assert world.directory.stored_response("resp_0") is None
-    assert world.directory.stored_response("resp_4") == StoredResponse(endpoint.id, "m")
-
-
-def test_an_id_of_any_length_is_not_remembered(world):
-    endpoint = world.add("a")
-    long = "x" * 100_000  # vLLM takes whatever its client names as `request_id`
-    world.directory.remember_response(long, StoredResponse(endpoint.id, "m"))
-    assert world.directory.stored_response(long) is None
 
 
 def llama(name, *, length=400, slots=4):

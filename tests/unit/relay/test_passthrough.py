@@ -6,7 +6,7 @@ import pytest
 
 from gateway.admission.events import EndpointId
 from gateway.admission.tuning import TUNING
-from gateway.pools.directory import StoredResponse
+from gateway.pools.stored_responses import StoredResponse
 from gateway.relay.client_identity import Client, Clients
 from gateway.relay.destination import NOTICED
 from gateway.upstream.interface import ConnectFailedError, ConnectionLostError

@@ -36,6 +36,12 @@ async def test_a_response_is_gone_on_with_only_by_the_key_that_made_it(plane):
     assert await asked(plane, "bob", previous_response_id="resp_1") == (200, None)
 
 
+async def test_a_response_that_is_not_to_be_stored_is_not_remembered(plane):
+    with_keys(plane)
+    assert await asked(plane, "bob", store=False) == (200, None)
+    assert await asked(plane, "bob", previous_response_id="resp_1") == (404, "previous_response_id")
+
+
 async def test_a_response_that_is_not_known_here_may_be_anybodys(plane):
     with_keys(plane)
     assert await asked(plane, "alice", previous_response_id="resp_0") == (404, "previous_response_id")
