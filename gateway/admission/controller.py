@@ -23,6 +23,7 @@ from gateway.admission.decide import Placement, barred, decide, let_through, pla
 from gateway.admission.events import (
     Arrived,
     Back,
+    Behind,
     Cancelled,
     Declared,
     EndpointDown,
@@ -59,6 +60,7 @@ from gateway.admission.scaling import scaling
 from gateway.admission.snapshot import FlowSnapshot, Load, PoolState, RequestSnapshot, Turn
 from gateway.admission.tuning import TUNING
 from gateway.admission.view import (
+    delivering_state,
     endpoint_state,
     flight_state,
     flow_states,
@@ -91,13 +93,15 @@ _NOBODY: Final = Next.NOBODY
 class InFlight:
     """The endpoint and the reservation of one request in flight."""
 
-    __slots__ = ("endpoint", "reservation", "tokens")
+    __slots__ = ("endpoint", "let_go", "reservation", "tokens")
 
     def __init__(self, endpoint: EndpointRecord, reservation: Reservation, tokens: float) -> None:
         self.endpoint = endpoint
         self.reservation = reservation
         self.tokens = tokens
         """Expected tokens at its end."""
+        self.let_go = False
+        """Whether its reservation is released, and only its end is yet to come."""
 
 
 class AdmissionController:
@@ -116,6 +120,10 @@ class AdmissionController:
         self._requests: dict[RequestId, RequestRecord] = {}
         self._flights: dict[RequestId, InFlight] = {}
         """One per request in flight. Whoever calls `_leave_endpoint` must release its reservation."""
+        self._behind: dict[RequestId, float] = {}
+        """Those of them whose client is behind, and since when."""
+        self._delivering: dict[RequestId, InFlight] = {}
+        """Requests that their engine is done with. Their reservations are released, and their ends are yet to come."""
         self._queue = pool.queue
         self._predictor = pool.predictor
         self._endpoints = pool.endpoints
@@ -138,6 +146,7 @@ class AdmissionController:
             Declared: self._declared,
             Cancelled: self._cancelled,
             Progress: self._progress,
+            Behind: self._fell_behind,
             Finished: self._finished,
             Returned: self._returned,
             EndpointUp: self._endpoint_changed,
@@ -199,12 +208,15 @@ class AdmissionController:
 
     def requests(self, now: float, most: int) -> list[RequestSnapshot]:
         """The requests that wait or are in flight, at most `most`, the latest first. Changes nothing."""
-        return [
-            waiting_state(request)
-            if (flight := self._flights.get(request.arrival.request)) is None
-            else flight_state(request, flight.endpoint, flight.reservation, now)
-            for request in islice(reversed(self._requests.values()), most)
-        ]
+        return [self._request_state(request, now) for request in islice(reversed(self._requests.values()), most)]
+
+    def _request_state(self, request: RequestRecord, now: float) -> RequestSnapshot:
+        identifier = request.arrival.request
+        if (flight := self._flights.get(identifier)) is not None:
+            return flight_state(request, flight.endpoint, flight.reservation, now)
+        if (done := self._delivering.get(identifier)) is not None:
+            return delivering_state(request, done.endpoint, done.reservation)
+        return waiting_state(request)
 
     def load(self, now: float) -> Load:
         """Load of the pool. Changes nothing."""
@@ -222,7 +234,7 @@ class AdmissionController:
     def in_flight(self, endpoint: EndpointId) -> int:
         """Requests on an endpoint. Changes nothing."""
         known = self._endpoints.get(endpoint)
-        return 0 if known is None else len(known.ledger)
+        return 0 if known is None else known.carried
 
     def explain(self, arrival: Arrived, now: float) -> Explanation:
         """The decision that `handle` would make if the request arrived now, and its reasons. Changes nothing."""
@@ -371,6 +383,8 @@ class AdmissionController:
         reservation = self._reserve(request, endpoint, now)
         if event.generated:
             endpoint.ledger.progress(reservation, event.generated, now)
+        if event.behind:
+            self._behind[arrival.request] = now
         self._endpoints.advance(endpoint, now)
 
     def _cancelled(self, event: Cancelled, _now: float) -> None:
@@ -385,6 +399,8 @@ class AdmissionController:
         for identifier, generated in event.generated:
             flight = flights.get(identifier)
             if flight is None:
+                if (done := self._delivering.get(identifier)) is not None:
+                    done.reservation.reported = max(done.reservation.reported, generated)
                 continue
             reservation = flight.reservation
             if generated <= reservation.reported:
@@ -401,6 +417,28 @@ class AdmissionController:
             endpoint.ledger.note_step(now)
             self._endpoints.advance(endpoint, now)
         self._offer_due = now >= self._all_closed_until
+
+    def _fell_behind(self, event: Behind, now: float) -> None:
+        if event.request in self._flights:
+            self._behind.setdefault(event.request, now)
+
+    def _let_go(self, endpoint: EndpointRecord, first: float, last: float, now: float) -> None:
+        """Release what an engine is done with, as two scrapes show that it has no requests.
+
+        The end of such an answer may come a minute later. Until then its request would keep others out.
+        """
+        done = [
+            identifier
+            for identifier, since in self._behind.items()
+            if since < first and since + TUNING.let_go_after <= last and self._flights[identifier].endpoint is endpoint
+        ]
+        for identifier in done:
+            flight = self._delivering[identifier] = self._leave_endpoint(self._requests[identifier], now)
+            self._release(flight, None, now, aborted=False)
+            flight.let_go = True
+            endpoint.delivering += 1
+        if done:
+            self._endpoints.advance(endpoint, now)
 
     def _finished(self, event: Finished, now: float) -> None:
         request = self._requests.get(event.request)
@@ -425,7 +463,7 @@ class AdmissionController:
             self._endpoints.generated(endpoint)
         elif event.verdict is Verdict.FAILED:
             self._endpoints.failed(endpoint, now)
-        endpoint.release(reservation, tokens, now, aborted=aborted)
+        self._release(flight, tokens, now, aborted=aborted)
         self._endpoints.advance(endpoint, now)
 
     def _returned(self, event: Returned, now: float) -> None:
@@ -434,7 +472,7 @@ class AdmissionController:
             return
         flight = self._leave_endpoint(request, now)
         endpoint = flight.endpoint
-        endpoint.release(flight.reservation, None, now, aborted=False)
+        self._release(flight, None, now, aborted=False)
         self._queue.settle(request.arrival.flow, request.arrival.band, -request.cost)
         match event.why:
             case Back.BUSY:
@@ -456,13 +494,24 @@ class AdmissionController:
         self._wait(request, now)
 
     def _leave_endpoint(self, request: RequestRecord, now: float) -> InFlight:
-        """Take a request out of those in flight. The caller must release its reservation."""
+        """Take a request out of those in flight, or of those let go. The caller must release its reservation."""
         identifier, flow = request.arrival.request, request.arrival.flow
+        if (delivered := self._delivering.pop(identifier, None)) is not None:
+            return delivered
         flight = self._flights.pop(identifier)
+        self._behind.pop(identifier, None)
         self._headroom.left(flow, flight.tokens, now)
         if self._kv_shares.shares:
             self._kv_shares.left(flow, identifier)
         return flight
+
+    @staticmethod
+    def _release(flight: InFlight, tokens: int | None, now: float, *, aborted: bool) -> None:
+        """Release the reservation of a request that has left its endpoint, unless it was let go before."""
+        if flight.let_go:
+            flight.endpoint.delivering -= 1
+        else:
+            flight.endpoint.release(flight.reservation, tokens, now, aborted=aborted)
 
     def _refuse(
         self,
@@ -547,7 +596,10 @@ class AdmissionController:
     def _scraped(self, event: Observed, now: float) -> None:
         endpoint = self._endpoints.get(event.endpoint)
         if endpoint is not None:
+            previous = endpoint.observed
             self._endpoints.observe(endpoint, event, now)
+            if self._behind and previous is not None and _is_empty(previous) and _is_empty(event):
+                self._let_go(endpoint, previous.sampled_at, event.sampled_at, now)
 
     def _recall(self, event: Learned, _now: float) -> None:
         self._predictor.recall(event)
@@ -705,6 +757,11 @@ class AdmissionController:
         if due < self._wake_at:
             self._wake_at = due
             self._commands.append(WakeAt(due))
+
+
+def _is_empty(sample: Observed) -> bool:
+    """Whether an engine says that it has no requests, running or waiting."""
+    return sample.running == 0 and sample.waiting == 0
 
 
 def _claimed_by_others(

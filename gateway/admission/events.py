@@ -102,6 +102,8 @@ class Declared:
     arrival: Arrived
     endpoint: EndpointId
     generated: int = 0
+    behind: bool = False
+    """Whether its client was `Behind`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,16 @@ class Progress:
     """
 
     generated: tuple[tuple[RequestId, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """The client of a dispatched request does not take its answer as fast as it comes.
+
+    Its end may be long in coming here: as soon as scrapes show that its engine has no request at all, it holds nothing.
+    """
+
+    request: RequestId
 
 
 class Verdict(Enum):
@@ -360,6 +372,7 @@ Event = (
     | Declared
     | Cancelled
     | Progress
+    | Behind
     | Finished
     | Returned
     | EndpointUp

@@ -39,6 +39,9 @@ class Tuning:
     each block boundary. Judgement."""
     abort_bound: float = 1.0
     """Seconds until an aborted request counts as gone from the engine, even if no step was seen. Judgement."""
+    let_go_after: float = 2.0
+    """Seconds from the report that a client is behind until its request may be let go: the engine may be between two
+    steps. Judgement."""
     report_span: float = 0.05
     """A progress report may tell of steps up to this many seconds ago: one that comes sooner after an abort does not
     prove a step after it. Judgement: two of the driver's batches, one every 25 ms."""

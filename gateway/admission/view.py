@@ -34,7 +34,7 @@ def endpoint_state(endpoint: EndpointRecord, now: float) -> EndpointSnapshot:
         shared_blocks=ledger.shared_tokens // endpoint.capacity.block_size,
         used_blocks=ledger.used,
         beyond_blocks=endpoint.unaccounted(now),
-        in_flight=len(ledger),
+        in_flight=endpoint.carried,
         aborting=ledger.aborting,
         sequences=ledger.sequences,
         peak_sequences=endpoint.peak_sequences,
@@ -94,6 +94,23 @@ def waiting_state(request: RequestRecord) -> RequestSnapshot:
         prompt_tokens=request.size,
         generated=0,
         expected=0,
+        held_blocks=0,
+        ends_at=None,
+    )
+
+
+def delivering_state(request: RequestRecord, endpoint: EndpointRecord, reservation: Reservation) -> RequestSnapshot:
+    """Snapshot of a request that its engine is done with, whose answer is still on its way."""
+    return RequestSnapshot(
+        request=request.arrival.request,
+        flow=request.arrival.flow,
+        band=request.arrival.band,
+        endpoint=endpoint.id,
+        arrived_at=request.arrived_at,
+        sent_at=reservation.sent_at,
+        prompt_tokens=request.size,
+        generated=reservation.reported,
+        expected=reservation.reported,
         held_blocks=0,
         ends_at=None,
     )

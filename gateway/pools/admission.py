@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 
 from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.events import Arrived, Back, Cancelled, Finished, Progress, RequestId, Returned, Verdict
+from gateway.admission.events import Arrived, Back, Behind, Cancelled, Finished, Progress, RequestId, Returned, Verdict
 from gateway.admission.explanation import Explanation
 from gateway.admission.snapshot import Turn
 from gateway.pools.counts import Counts
@@ -78,6 +78,10 @@ class Admission:
     def progress(self, request: RequestId, generated: int) -> None:
         """Note a request's generated tokens. The next batch tells the core if that changes its account."""
         self.counts.moved[request] = generated
+
+    def behind(self, request: RequestId) -> None:
+        """Report that the client of a dispatched request is behind."""
+        self.decider.handle(Behind(request))
 
     def finish(self, request: RequestId, verdict: Verdict, completion_tokens: int | None = None) -> None:
         """Report that a dispatched request has left its endpoint."""

@@ -21,6 +21,7 @@ from typing import Any
 from gateway.admission.commands import Command, Dispatch, Reject, WakeAt
 from gateway.admission.events import (
     Arrived,
+    Behind,
     Cancelled,
     Declared,
     Event,
@@ -310,7 +311,7 @@ class _Alternative:
             case Progress():
                 going = {request: s.generated(step.at - since) for request, (since, s) in self._running.items()}
                 return Progress(tuple((request, tokens) for request, tokens in going.items() if tokens))
-            case Finished() | Returned() | Observed() | Tick():
+            case Behind() | Finished() | Returned() | Observed() | Tick():
                 return None
         return step.event
 

@@ -96,7 +96,7 @@ class Outgoing(msgspec.Struct, frozen=True):
 
 
 class TokenListener(Protocol):
-    """What hears of the tokens that a request has generated."""
+    """What hears of the tokens that a request has generated, and of how its client takes them."""
 
     def first_tokens(self, generated: int) -> None:
         """Note the first tokens."""
@@ -108,6 +108,10 @@ class TokenListener(Protocol):
 
     def unread(self) -> None:
         """Note that a whole answer passes whose tokens are not known before its end."""
+        ...
+
+    def behind(self) -> None:
+        """Note that the client does not take the answer as fast as it comes."""
         ...
 
 
@@ -166,7 +170,12 @@ class Attempt:
         """
         streams = self._exchange.stream and outgoing.stream_interval == 1
         flight = self._flights.open(
-            outgoing.request, self._endpoint, outgoing.prompt_tokens, streams=streams, evacuated=evacuated
+            outgoing.request,
+            self._endpoint,
+            outgoing.prompt_tokens,
+            streams=streams,
+            evacuated=evacuated,
+            behind=self._place.behind,
         )
         try:
             return await self._exchanged(flight, outgoing, headers, ids, model)

@@ -111,6 +111,9 @@ class _Noted:
     def unread(self) -> None:
         """Nothing to note: the length of its answer is not limited here."""
 
+    def behind(self) -> None:
+        """Nothing to note: it holds nothing of an engine of ours."""
+
 
 async def answer_elsewhere(plane: Plane, asked: Asked, server: Endpoint, pool: Pool | None) -> Outcome:
     """Have a request answered by a server elsewhere; returns how it ended.

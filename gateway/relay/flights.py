@@ -35,6 +35,7 @@ class Flight:
 
     __slots__ = (
         "answering",
+        "behind",
         "delivering",
         "endpoint",
         "engine_done",
@@ -47,12 +48,20 @@ class Flight:
     )
 
     def __init__(
-        self, request: RequestId, endpoint: Endpoint, task: "asyncio.Task[object]", now: float, *, streams: bool
+        self,
+        request: RequestId,
+        endpoint: Endpoint,
+        task: "asyncio.Task[object]",
+        now: float,
+        *,
+        streams: bool,
+        behind: Callable[[], None] | None,
     ) -> None:
         self.request = request
         self.endpoint = endpoint
         self.task = task
         self.streams = streams
+        self.behind = behind
         self.moved_at = now
         self.answering = False
         """Whether a first event has come."""
@@ -100,15 +109,17 @@ class Flights:
         *,
         streams: bool,
         evacuated: bool = False,
+        behind: Callable[[], None] | None = None,
     ) -> Flight:
         """Note that the current task sends a request to an endpoint.
 
         `prompt_tokens`: what the engine computes; None if only its server answers. `streams`: its tokens arrive one by
-        one. `evacuated`: it was taken off another endpoint.
+        one. `evacuated`: it was taken off another endpoint. `behind`: called when its client is.
         """
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  # we are in a coroutine
-        flight = self._flights[request] = Flight(request, endpoint, task, self._clock(), streams=streams)
+        now = self._clock()
+        flight = self._flights[request] = Flight(request, endpoint, task, now, streams=streams, behind=behind)
         if prompt_tokens is None:
             flight.engine_done, flight.watched = True, False
         else:
@@ -177,6 +188,8 @@ class Flights:
             elif flight.watched and flight.delivering and silence > SWEEP_INTERVAL:
                 flight.watched = False
                 flight.endpoint.watch.finished(flight.request, delivering=True)
+                if flight.behind is not None:
+                    flight.behind()
             elif not (flight.watched or flight.delivering or flight.engine_done):
                 flight.watched = True
                 flight.endpoint.watch.dispatched(flight.request, 0, streams=flight.streams, started=flight.answering)

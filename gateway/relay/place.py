@@ -51,6 +51,11 @@ class Place:
         """Note that a whole answer passes whose tokens are not known before its end: who leaves until then pays all."""
         self._unread = True
 
+    def behind(self) -> None:
+        """Note that the client is behind: what the engine has finished since is not seen here."""
+        if self._held:
+            self._admission.behind(self.request)
+
     def release(self, verdict: Verdict, completion_tokens: int | None = None) -> None:
         """Give the place back for good; does nothing when none is held."""
         if self._held:

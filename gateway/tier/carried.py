@@ -15,7 +15,7 @@ WATCHED = 10
 class Carried:
     """A request of this front, which waits or is on an endpoint."""
 
-    __slots__ = ("arrival", "avoid", "came_at", "endpoint", "failures", "generated", "model", "waits_since")
+    __slots__ = ("arrival", "avoid", "behind", "came_at", "endpoint", "failures", "generated", "model", "waits_since")
 
     def __init__(self, model: str, arrival: Arrived, now: float) -> None:
         self.model = model
@@ -24,6 +24,8 @@ class Carried:
         self.endpoint: EndpointId | None = None
         """The one it is on; None while it waits."""
         self.generated = 0
+        self.behind = False
+        """Whether its client was behind at any time."""
         self.failures = arrival.failures
         self.avoid: EndpointId | None = None
         """The endpoint that failed on it last, or lacks what it names."""
@@ -35,7 +37,7 @@ class Carried:
         if why is Back.FAILED:
             self.failures += 1
             self.waits_since = now
-        self.endpoint, self.generated = None, 0
+        self.endpoint, self.generated, self.behind = None, 0, False
 
     def as_of(self, now: float, charged_until: float) -> Arrived:
         """Its arrival, as an owner is to see it that does not know it.
@@ -94,7 +96,8 @@ class Declaration:
             if known.endpoint is None:
                 part.waiting.append((known.model, arrival))
             else:
-                part.flights.append((known.model, Declared(arrival, known.endpoint, self._generated(request))))
+                declared = Declared(arrival, known.endpoint, self._generated(request), known.behind)
+                part.flights.append((known.model, declared))
             weighs += weight(arrival)
             if weighs >= PART:
                 return part

@@ -126,6 +126,12 @@ class GivenBack(_Message, tag=6):
     why: Back
 
 
+class Lags(_Message, tag=48):
+    """The client of a dispatched request is behind; see `Behind`."""
+
+    request: RequestId
+
+
 class Ended(_Message, tag=7):
     """A dispatched request left its endpoint; see `Finished`."""
 
@@ -378,6 +384,7 @@ FromFront = (
     | Left
     | Moved
     | GivenBack
+    | Lags
     | Ended
     | Watched
     | Stepped

@@ -13,6 +13,7 @@ from gateway.admission.commands import Dispatch, Reject
 from gateway.admission.events import (
     NOWHERE,
     Arrived,
+    Behind,
     Cancelled,
     EndpointId,
     Event,
@@ -53,6 +54,7 @@ from gateway.tier.frames import (
     Hello,
     Keep,
     Kept,
+    Lags,
     Launches,
     Left,
     Look,
@@ -151,6 +153,7 @@ class Hall:
             Ended: self._ended,
             Left: self._left,
             GivenBack: self._given_back,
+            Lags: self._lags,
             Explain: self._questioned,
             ShowState: self._questioned,
             Scrape: self._questioned,
@@ -312,6 +315,10 @@ class Hall:
         if known is not None:  # it goes nowhere before all have declared
             self._end(seat, request, Finished(request, Verdict.FAILED, 0))
         self._arrived(seat, message.model, message.arrival)
+
+    def _lags(self, seat: Seat, message: Lags) -> None:
+        if (driver := seat.drivers.get(message.request)) is not None:
+            driver.handle(Behind(message.request))
 
     def _questioned(self, seat: Seat, message: Question) -> None:
         self._spawn(self._answers.give(seat, message))

@@ -17,6 +17,7 @@ from gateway.admission.events import (
     NOWHERE,
     Arrived,
     Back,
+    Behind,
     Cancelled,
     EndpointId,
     Event,
@@ -52,6 +53,7 @@ from gateway.tier.frames import (
     Hello,
     Keep,
     Kept,
+    Lags,
     Launch,
     Launches,
     Left,
@@ -364,6 +366,9 @@ class Link:
                     if (known := carried.get(request)) is not None:
                         known.generated = tokens
                 self.send(Moved(model, generated))
+            case Behind(request):
+                carried[request].behind = True
+                self.send(Lags(request))
             case Finished(request, verdict, completion_tokens):
                 carried.pop(request, None)
                 self.send(Ended(request, verdict, completion_tokens))

@@ -15,6 +15,7 @@ from gateway.admission.events import (
     FRONT_BITS,
     Arrived,
     Back,
+    Behind,
     Cancelled,
     Capacity,
     Declared,
@@ -124,6 +125,10 @@ class Known:
     failures: int = 0
     seen: int = 0
     ends: int = 0
+    behind: float | None = None
+    """Since when its client is."""
+    let_go: bool = False
+    """It holds nothing any more, and its end is yet to come."""
 
 
 @dataclass
@@ -133,6 +138,8 @@ class Pool:
     capacity: Capacity
     up: bool = True
     gone: bool = False
+    sampled: list = field(default_factory=list)
+    """The times of its scrapes, and whether each showed no request."""
     aborted: list = field(default_factory=list)
 
 
@@ -251,9 +258,10 @@ class Admission(RuleBasedStateMachine):
         prefix=st.sampled_from(PREFIXES),
         share=st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0]),
         failures=st.sampled_from([0, 0, 1]),
+        behind=st.booleans(),
         again=st.booleans(),
     )
-    def declare(self, *, endpoint, share, again, **settings):
+    def declare(self, *, endpoint, share, behind, again, **settings):
         """An earlier core had dispatched it, and so much of its answer was seen."""
         request = self.next_request()
         event = self.arrival(request, **settings)
@@ -261,9 +269,10 @@ class Admission(RuleBasedStateMachine):
         known = self.known[request] = Known(event, self.now, waiting=False, failures=event.failures, seen=generated)
         if any(shown.id == endpoint for shown in self.controller.snapshot(self.now).endpoints):
             known.endpoint = endpoint
+            known.behind = self.now if behind else None
         else:
             known.ends += 1
-        self.feed(Declared(event, endpoint, generated))
+        self.feed(Declared(event, endpoint, generated, behind))
         if again:
             self.feed(Declared(replace(event, demand=Demand((1,), 1)), endpoint))
 
@@ -305,14 +314,23 @@ class Admission(RuleBasedStateMachine):
         self.feed(Progress(tuple(items)))
 
     @precondition(lambda self: self.known)
+    @rule(data=st.data())
+    def fall_behind(self, data):
+        request = self.any_request(data)
+        known = self.known[request]
+        if known.endpoint is not None and known.behind is None:
+            known.behind = self.now
+        self.feed(Behind(request))
+
+    @precondition(lambda self: self.known)
     @rule(data=st.data(), verdict=st.sampled_from(list(Verdict)), usage=st.booleans())
     def finish(self, data, verdict, usage):
         request = self.any_request(data)
         known = self.known[request]
         if known.endpoint is not None:
-            if verdict is Verdict.ABORTED:
+            if verdict is Verdict.ABORTED and not known.let_go:
                 self.pool[known.endpoint].aborted.append((self.now, known))
-            known.endpoint = None
+            known.endpoint, known.let_go = None, False
             known.ends += 1
         self.feed(Finished(request, verdict, max(known.seen, 1) if usage else None))
 
@@ -336,6 +354,7 @@ class Admission(RuleBasedStateMachine):
                 known.avoid = known.lacking | {known.endpoint}
                 failed_twice = known.failures == 2
             known.endpoint, known.seen, known.waiting = None, 0, True
+            known.behind, known.let_go = None, False
         commands = self.feed(Returned(request, why))
         if failed_twice and not self.draining:
             assert [c.outcome for c in commands if isinstance(c, Reject) and c.request == request] == [
@@ -345,13 +364,15 @@ class Admission(RuleBasedStateMachine):
     @rule(
         name=st.sampled_from(ENDPOINTS),
         usage=st.one_of(st.none(), st.floats(0, 1)),
-        running=st.integers(0, 8),
-        waiting=st.integers(0, 5),
+        running=st.sampled_from([0, 0, 1, 8]),
+        waiting=st.sampled_from([0, 0, 0, 5]),
         tokens=st.sampled_from([0.0, 50.0, 500.0]),
     )
     def observe(self, name, usage, running, waiting, tokens):
         self.tokens += tokens
         counter = self.tokens if self.measured else None
+        if name in self.pool:
+            self.pool[name].sampled.append((self.now, not running and not waiting))
         self.feed(Observed(name, self.now, usage, running, waiting, counter))
 
     @rule(step=STEPS)
@@ -422,6 +443,9 @@ class Admission(RuleBasedStateMachine):
 
     def feed(self, event):
         commands = self.controller.handle(event, self.now)
+        for request in self.controller._delivering:
+            if not self.known[request].let_go:
+                self.check_let_go(event, self.known[request])
         assert commands == self.twin.handle(event, self.now), "same events, other commands"
         before = self.controller.snapshot(self.now)
         for command in commands:
@@ -446,6 +470,17 @@ class Admission(RuleBasedStateMachine):
             if isinstance(command, Dispatch):
                 self.check_dispatch(command, before)
         return commands
+
+    def check_let_go(self, event, known):
+        """Its engine was empty in two scrapes in a row since its client fell behind."""
+        assert isinstance(event, Observed)
+        assert event.endpoint == known.endpoint
+        (first, was_empty), (last, is_empty) = self.pool[known.endpoint].sampled[-2:]
+        assert was_empty
+        assert is_empty
+        assert known.behind < first < last
+        assert last - known.behind >= TUNING.let_go_after
+        known.let_go = True
 
     def is_served(self, known: Known) -> bool:
         demand = known.arrival.demand
@@ -508,11 +543,12 @@ class Admission(RuleBasedStateMachine):
         most = TUNING.forecast_share if self.policy.bounds is Bounds.FORECAST else self.policy.kv_high
         if shown.capacity.holds_limit:
             most = 1.0  # nothing there grows
-        if shown.in_flight > 1:
+        if shown.in_flight - sum(k.let_go for k in self.known.values() if k.endpoint == shown.id) > 1:
             assert shown.effective_usage is None or shown.effective_usage <= most + 1e-9
             assert shown.sequence_limit is None or shown.sequences <= shown.sequence_limit
         one = self.known[command.request].arrival
-        flying = [k for k in self.known.values() if k.endpoint is not None and k.arrival.flow == one.flow]
+        holding = [k for k in self.known.values() if k.endpoint is not None and not k.let_go]
+        flying = [k for k in holding if k.arrival.flow == one.flow]
         live = [p for p in self.pool.values() if p.up]
         if one.flow in self.policy.kv_shares and len(flying) > 1 and all(p.capacity.kv_blocks for p in live):
             alone = [k for k in flying if not k.arrival.prefix]  # what others share may count once
@@ -581,7 +617,7 @@ class Admission(RuleBasedStateMachine):
     @invariant()
     def no_head_waits_while_an_idle_endpoint_fits_it(self):
         for shown in self.controller.snapshot(self.now).endpoints:
-            if shown.up and not shown.in_flight and "busy" not in shown.closed_by:
+            if shown.up and not shown.sequences and "busy" not in shown.closed_by:
                 heads = [k for k in self.known.values() if k.waiting and shown.id in self.eligible(k)]
                 kept = shown.capacity.holds_limit and [k for k in heads if self.may_wait(k, shown)]
                 assert kept or not [k for k in heads if not self.may_wait(k, shown)], shown
@@ -597,20 +633,24 @@ class Admission(RuleBasedStateMachine):
 
     def may_wait_for_its_share(self, known):
         flow = known.arrival.flow
-        its = [k for k in self.known.values() if k.endpoint is not None and k.arrival.flow == flow]
+        holding = [k for k in self.known.values() if k.endpoint is not None and not k.let_go]
+        its = [k for k in holding if k.arrival.flow == flow]
         return flow in self.policy.kv_shares and bool(its)
 
     @invariant()
     def the_ledger_holds_what_is_in_flight(self):
         for shown in self.controller.snapshot(self.now).endpoints:
             flying = [k for k in self.known.values() if k.endpoint == shown.id]
-            demands = [(k.arrival.demand, k.seen) for k in flying]
-            aborted = [(k.arrival.demand, k.seen) for at, k in self.pool[shown.id].aborted if self.now - at < 1.0]
+            holding = [k for k in flying if not k.let_go]
+            demands = [(k.arrival.demand, k.seen) for k in holding]
+            dying = [k for at, k in self.pool[shown.id].aborted if self.now - at < 1.0]
+            aborted = [(k.arrival.demand, k.seen) for k in dying]
             least = self.brute_force(demands, shown.capacity)
             most = self.brute_force(demands + aborted, shown.capacity, longest=self.measured)
             assert least <= shown.held_blocks <= most
             assert shown.in_flight - shown.aborting == len(flying)
-            assert shown.sequences >= sum(k.arrival.demand.sequences for k in flying)
+            least, most = (sum(k.arrival.demand.sequences for k in each) for each in (holding, holding + dying))
+            assert least <= shown.sequences <= most
 
     @invariant()
     def forecasts_are_not_under_the_exact_peak(self):

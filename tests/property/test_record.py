@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gateway.admission.events import (
     Arrived,
     Back,
+    Behind,
     Cancelled,
     Capacity,
     Declared,
@@ -59,12 +60,13 @@ ARRIVALS = st.builds(
     failures=st.integers(0, 1),
     avoid=st.none() | ENDPOINTS,
 )
-DECLARED = st.builds(Declared, ARRIVALS, ENDPOINTS, st.integers(0, 300))
+DECLARED = st.builds(Declared, ARRIVALS, ENDPOINTS, st.integers(0, 300), st.booleans())
 EVENTS = st.one_of(
     ARRIVALS,
     DECLARED,
     st.builds(Cancelled, IDS),
     st.builds(Progress, st.lists(st.tuples(IDS, st.integers(0, 300)), max_size=4).map(tuple)),
+    st.builds(Behind, IDS),
     st.builds(Finished, IDS, st.sampled_from(Verdict), st.none() | st.integers(0, 300)),
     st.builds(Returned, IDS, st.sampled_from(Back)),
     st.just(WARMTH),

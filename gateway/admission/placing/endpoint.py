@@ -39,6 +39,8 @@ class EndpointRecord:
         """Whether all live endpoints of the pool are `cold`."""
         self.beside_sound = False
         """Whether another live endpoint, with room for prompts as long, does not fail; see `failing`."""
+        self.delivering = 0
+        """Requests that it is done with, whose answers are still on their way to their clients."""
         self._was_busy = False
         self._advanced_to = -inf
         self.next_change = inf
@@ -134,6 +136,11 @@ class EndpointRecord:
     def idle(self) -> bool:
         """Whether none of our requests is on it."""
         return not self.ledger.sequences
+
+    @property
+    def carried(self) -> int:
+        """Requests of ours that need it still, if only to send the rest of their answers."""
+        return len(self.ledger) + self.delivering
 
     def usage(self, now: float) -> float | None:
         """Effective usage of its KV cache: the ledger, corrected by the gauge.

@@ -95,7 +95,7 @@ class Endpoints:
     def advance(self, endpoint: EndpointRecord, now: float) -> None:
         """Bring an endpoint's account up to this time."""
         endpoint.advance(now)
-        if endpoint.presence is Presence.GONE and endpoint.idle:
+        if endpoint.presence is Presence.GONE and not endpoint.carried:
             self._endpoints.pop(endpoint.id, None)
 
     def lane(self, request: RequestRecord) -> LaneKey | None:

@@ -6,6 +6,7 @@ from gateway.admission.commands import Dispatch, Reject, WakeAt
 from gateway.admission.events import (
     Arrived,
     Back,
+    Behind,
     Cancelled,
     Capacity,
     Declared,
@@ -34,9 +35,10 @@ from gateway.record.lines import Dropped, EventLogError, Happened, Opened, Start
 
 EVERY = (
     Arrived(1, Demand((5, 6), 7, 2, 13, 14), 3, "a", 99, False, True, 1.5, ((64, 2**64 - 1), (128, 3))),
-    Declared(Arrived(1, Demand((5,), 7), waited=1.5, failures=1, avoid="f"), "e", 3),
+    Declared(Arrived(1, Demand((5,), 7), waited=1.5, failures=1, avoid="f"), "e", 3, behind=True),
     Cancelled(1),
     Progress(((1, 2), (3, 4))),
+    Behind(1),
     Finished(1, Verdict.ABORTED, None),
     Returned(1, Back.BUSY),
     EndpointUp("e", Capacity(100, None, 32, 5, shares_prefix=False)),

@@ -3,12 +3,14 @@ import pytest
 from gateway.admission.events import (
     Arrived,
     Back,
+    Behind,
     Cancelled,
     Capacity,
     Declared,
     Demand,
     EndpointUp,
     Finished,
+    Observed,
     Progress,
     Returned,
     Tick,
@@ -148,6 +150,18 @@ def test_what_an_earlier_core_had_in_flight_and_never_ended_takes_the_mean_of_th
     tape.tell(1, Declared(arrived(9), "unknown", 3), Declared(arrived(1), "e", 3)).tell(5, arrived(2)).tell(90, Tick())
     changed = compare(tape.write(tmp_path / "f"), {"queue": {"max_requests": 5, "ttl": 500}})
     assert ended(changed.changed) == {2: WAITING}, "nobody was served to the end, so nobody ever ends"
+
+
+def test_whose_client_is_behind_says_nothing_of_stand_in_engines(tmp_path):
+    tape = Tape(**LOOSE).tell(0, UP).tell(1, arrived(1)).tell(2, arrived(2)).tell(3, Behind(1))
+    for time in (4, 6):
+        tape.tell(time, Observed("e", float(time), 0.0, 0, 0, None))
+    tape.tell(7, done(2)).tell(9, done(1)).tell(50, Tick())
+    file = tape.write(tmp_path / "f")
+    compared = compare(file, {})
+    assert compared.differences == []
+    assert waits(compared.changed.values()) == [0, 4], "the second goes once the first is let go"
+    assert ended(compare(file, {"queue": {"max_requests": 0}}).changed) == {1: DISPATCHED, 2: "queue_full"}
 
 
 @pytest.mark.parametrize("why", Back)

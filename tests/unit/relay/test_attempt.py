@@ -3,11 +3,12 @@ import json
 
 import pytest
 
+from gateway.admission.events import EndpointId, Observed
 from gateway.admission.outcomes import Outcome
 from gateway.admission.snapshot import Turn
 from gateway.pools.directory import DENIED
 from gateway.relay import attempt
-from gateway.relay.flights import Interruption
+from gateway.relay.flights import SWEEP_INTERVAL, Interruption
 from gateway.relay.heartbeat import comment
 from gateway.upstream.interface import ConnectFailedError, ConnectionLostError
 from tests.fakes.plane import ASKED, DONE, LAST, STREAM, STREAMED, TOKEN, USED, WHOLE, FakePlane, Reply, stream
@@ -139,6 +140,24 @@ async def test_a_client_that_reads_slowly_is_waited_for(plane):
     assert flight.delivering
     client.takes.set()
     assert await outcome(plane, client) == "completed"
+
+
+async def test_a_client_that_reads_slowly_keeps_nobody_out_once_the_engine_is_done(plane):
+    plane.replies.append(stream(*STREAM))
+    client = plane.ask(STREAMED)
+    client.takes = asyncio.Event()
+    await asyncio.sleep(2 * SWEEP_INTERVAL)
+    plane.flights.sweep()
+    (driver,) = plane.cores.drivers.values()
+    for sequences in (1, 0):
+        await asyncio.sleep(2)
+        for name in "ab":
+            plane.cores.observed(Observed(EndpointId(name), plane.now(), 0.0, 0, 0, None))
+        assert driver.controller.load(plane.now()).sequences == sequences
+    assert plane.in_flight == 1
+    client.takes.set()
+    assert await outcome(plane, client) == "completed"
+    assert plane.in_flight == 0
 
 
 @pytest.mark.parametrize("comment", [b": keep-alive\n\n", b":\n\n"])

@@ -46,12 +46,12 @@ def flights(clock):
 
 
 @contextlib.asynccontextmanager
-async def flying(flights, endpoint, request=ONE):
+async def flying(flights, endpoint, request=ONE, behind=None):
     """A request in flight; yields its flight and what interrupted it, if anything."""
     opened = asyncio.get_running_loop().create_future()
 
     async def fly():
-        flight = flights.open(request, endpoint, 10, streams=True)
+        flight = flights.open(request, endpoint, 10, streams=True, behind=behind)
         opened.set_result(flight)
         try:
             await asyncio.Event().wait()
@@ -186,6 +186,19 @@ async def test_a_client_that_does_not_read_is_not_held_against_the_endpoint(flig
         flights.sweep()
         assert flight.interruption is Interruption.OVERDUE, "nor kept for ever"
     assert endpoint.watch.told[3:] == [("unread", ONE)]
+
+
+async def test_the_core_hears_that_a_client_is_behind(flights, clock):
+    told = []
+    async with flying(flights, endpoint_of(), behind=lambda: told.append(clock.now)) as flight:
+        flight.answering = True
+        clock.now = SWEEP_INTERVAL + 1
+        flights.sweep()
+        assert not told, "it is the engine that is silent"
+        flight.delivering = True
+        flights.sweep()
+        flights.sweep()
+        assert told == [clock.now]
 
 
 async def test_what_had_arrived_before_its_client_read_again_is_no_news_of_the_engine(flights, clock):

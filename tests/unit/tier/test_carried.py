@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.admission.events import Arrived, Declared, Demand, EndpointId, RequestId
+from gateway.admission.events import Arrived, Back, Declared, Demand, EndpointId, RequestId
 from gateway.tier import carried
 from gateway.tier.carried import PART, Carried, Declaration
 from gateway.tier.frames import Declares, Watched, weight
@@ -44,6 +44,16 @@ def test_what_failed_on_it_in_another_model_still_counts():
 def test_it_says_what_no_owner_can_have_charged():
     _, _, all_of_it = declaration(request(1, came_at=10.0), request(2, came_at=10.1))
     assert [arrival.charged for _, arrival in all_of_it.part().waiting] == [True, False]
+
+
+def test_whose_client_is_behind_is_told_until_it_comes_back():
+    flies = request(1, on=HERE)
+    flies.behind = True
+    _, _, all_of_it = declaration(flies)
+    ((_, declared),) = all_of_it.part().flights
+    assert declared.behind
+    flies.come_back(Back.BUSY, NOW)
+    assert not flies.behind
 
 
 def test_what_flies_comes_first(monkeypatch):

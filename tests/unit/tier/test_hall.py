@@ -11,6 +11,7 @@ from gateway.admission.events import (
     Declared,
     EndpointId,
     Learned,
+    Observed,
     ResidencyPhase,
     Verdict,
     Warmth,
@@ -37,6 +38,7 @@ from gateway.tier.frames import (
     Hello,
     Keep,
     Kept,
+    Lags,
     Launch,
     Launches,
     Left,
@@ -504,6 +506,21 @@ async def test_progress_reaches_the_core_of_each_request(world, front):
     front.say(Moved("m", ((ONE.request, 5), (TWO.request, 20), (THREE.request, 1))))
     wanted = {m.model: m.next_reports for m in await front.heard() if isinstance(m, Wanted)}
     assert {model: list(of_model) for model, of_model in wanted.items()} == {"m": [ONE.request], "n": [TWO.request]}
+
+
+async def test_who_is_behind_holds_nothing_of_an_engine_without_requests(world, front):
+    front.say(Came("m", ONE), Lags(ONE.request), Lags(THREE.request))
+    await front.heard()
+    core = world.cores.driver_of(HERE).controller
+    for sequences in (1, 0):
+        await asyncio.sleep(2)
+        now = asyncio.get_running_loop().time()
+        world.cores.observed(Observed(HERE, now, 0.0, 0, 0, None))
+        assert core.load(now).sequences == sequences
+    assert core.in_flight(HERE) == 1
+    front.say(Ended(ONE.request, Verdict.DONE, 3))
+    await front.heard()
+    assert core.in_flight(HERE) == 0
 
 
 async def test_counts_are_wanted_from_whose_request_it_is(world, front):

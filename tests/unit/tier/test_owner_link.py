@@ -41,6 +41,7 @@ from gateway.tier.frames import (
     Gone,
     Hello,
     Keep,
+    Lags,
     Launch,
     Launches,
     Left,
@@ -471,6 +472,16 @@ async def test_progress_is_told_and_remembered(world):
     await world.lose()
     _, part = await world.welcome()
     assert part.flights[0][1].generated == 4
+
+
+async def test_a_client_that_is_behind_is_told_of_to_the_next_owner_too(world):
+    await world.welcome()
+    arrival = await world.in_flight()
+    world.link.admission("m").behind(arrival.request)
+    assert await world.owner.heard() == [Lags(arrival.request)]
+    await world.lose()
+    _, part = await world.welcome()
+    assert part.flights[0][1].behind
 
 
 async def test_the_follower_hears_of_endpoints_that_are_configured_here(world):
