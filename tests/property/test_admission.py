@@ -316,11 +316,26 @@ class Admission(RuleBasedStateMachine):
     @precondition(lambda self: self.known)
     @rule(data=st.data())
     def fall_behind(self, data):
-        request = self.any_request(data)
+        self.behind(self.any_request(data))
+
+    def behind(self, request):
         known = self.known[request]
         if known.endpoint is not None and known.behind is None:
             known.behind = self.now
         self.feed(Behind(request))
+
+    @rule(name=st.sampled_from(ENDPOINTS), data=st.data())
+    def rest(self, name, data):
+        """An engine is done with all it had, and some clients have yet to read the last of it."""
+        on_it = sorted(request for request, known in self.known.items() if known.endpoint == name)
+        slow = data.draw(st.lists(st.sampled_from(on_it), unique=True)) if on_it else []
+        for request in slow:
+            self.behind(request)
+        for _ in range(3):
+            self.wait(1.0)
+            self.observe(name, 0.0, 0, 0, 0.0)
+        if name in self.pool and not self.pool[name].gone:
+            assert all(known.let_go for known in map(self.known.get, slow) if known.endpoint == name)
 
     @precondition(lambda self: self.known)
     @rule(data=st.data(), verdict=st.sampled_from(list(Verdict)), usage=st.booleans())
@@ -364,8 +379,8 @@ class Admission(RuleBasedStateMachine):
     @rule(
         name=st.sampled_from(ENDPOINTS),
         usage=st.one_of(st.none(), st.floats(0, 1)),
-        running=st.sampled_from([0, 0, 1, 8]),
-        waiting=st.sampled_from([0, 0, 0, 5]),
+        running=st.integers(0, 8),
+        waiting=st.integers(0, 5),
         tokens=st.sampled_from([0.0, 50.0, 500.0]),
     )
     def observe(self, name, usage, running, waiting, tokens):
