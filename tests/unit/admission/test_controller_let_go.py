@@ -3,9 +3,9 @@
 import pytest
 
 from gateway.admission.commands import Dispatch
-from gateway.admission.events import Back, Behind, Declared, EndpointGone, PolicyChanged, Returned
+from gateway.admission.events import Back, Behind, Declared, EndpointGone, PolicyChanged, Returned, Tick
+from gateway.admission.placing.request import service
 from gateway.admission.policy import Policy
-from gateway.admission.queueing.queue import Queue
 from tests.unit.admission.playbook import aborted, arrived, at, done, nothing, progress, scrape, up
 
 
@@ -76,16 +76,13 @@ def test_its_end_frees_nothing_again(play, end):
     assert (p.endpoint("a").sequences, p.endpoint("a").held_blocks, p.endpoint("a").in_flight) == (0, 0, 0)
 
 
-def test_what_it_had_is_learned_and_charged_at_its_end(play, monkeypatch):
-    charged = []
-    monkeypatch.setattr(Queue, "settle", lambda _, flow, band, service: charged.append((flow, band, service)))
-    p = let_go(play) >> progress(r1=800) >> progress(r1=700) >> at(9)
+def test_what_it_had_is_learned_and_counts_as_service_at_its_end(play):
+    p = let_go(play) >> progress(r1=800) >> progress(r1=700) >> arrived(3, blocks=60) << nothing >> at(9) >> Tick()
     assert not p.controller.learned().everything
-    assert not charged
-    p >> done(1)
+    before, _ = p.controller.warmth(p.now).drained
+    p >> done(1) << nothing
     assert p.controller.learned().everything == (400,), "of each of its sequences"
-    full(play) >> progress(r1=800) >> at(9) >> done(1) << Dispatch(2, "a")
-    assert charged[0] == charged[1], "as if it had held its place until then"
+    assert p.controller.warmth(p.now).drained[0] - before == service(50 * 16 - 1, 800)
 
 
 def test_its_tokens_count_no_more_on_its_endpoint(play):
