@@ -161,6 +161,8 @@ class EndpointMonitor:
         """Whether it keeps its requests, and whether the operator drained it, as told while it takes no traffic."""
         self._held = 0
         """For how many probes in a row it has been held back; see `MOST_HELD`."""
+        self._fell = False
+        """Whether its counters fell, which is not counted in `_replaced` yet."""
         self._replaced_at = float("-inf")
         self._replaced = 0
         """See `Identity.replaced`."""
@@ -494,7 +496,10 @@ class EndpointMonitor:
             metrics = replace(metrics, cache_config=self._metrics.cache_config, ranks=self._metrics.ranks)
         before = self._metrics or metrics
         if fell(before, metrics):
-            self._doubt_process()
+            self._fell |= self._health.serving
+            if self._clock() - self._identified_at >= REREAD:
+                self._identified_at = float("-inf")
+        self._count_replaced()
         self._totals = self._totals.after(before, metrics)
         if self._health.serving:
             self._meter.take(metrics, reply.answered_at)
@@ -514,14 +519,12 @@ class EndpointMonitor:
                 )
             )
 
-    def _doubt_process(self) -> None:
-        """Ask anew who it is: another process answers. Behind one address there may be several, though none should."""
+    def _count_replaced(self) -> None:
+        """Count that another process answers. Seldom: several may share one address, though none should."""
         now = self._clock()
-        counts = self._health.serving and now - self._replaced_at >= IDENTITY_INTERVAL
-        if counts:
-            self._replaced, self._replaced_at = self._replaced + 1, now
-        if counts or now - self._identified_at >= REREAD:
-            self._identified_at = float("-inf")
+        if self._fell and now - self._replaced_at >= IDENTITY_INTERVAL:
+            self._fell, self._replaced_at, self._identified_at = False, now, float("-inf")
+            self._replaced += 1
 
     async def _named(self, missed: Missed) -> Missed:
         """Replace the reason of a miss, if this was never a vLLM, by what it is instead."""

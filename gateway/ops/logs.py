@@ -3,11 +3,11 @@
 Prompts and answers are never logged. The access line has no field for them. In all other lines, fields named like text
 or secrets are blanked, and so is whatever follows "Bearer".
 
-A line that cannot be written is lost: a full disk or a log reader that has ended stops nothing else.
+A line that cannot be written is lost: a full disk, or a log reader that has ended or stands still, stops nothing else.
 """
 
 import asyncio
-import contextlib
+import atexit
 import functools
 import json
 import logging
@@ -24,6 +24,7 @@ import structlog
 
 from gateway.config.settings import LogSettings
 from gateway.ops import people
+from gateway.ops.log_output import LogOutput
 from gateway.wire.shown import shown
 
 _NEVER = frozenset(
@@ -33,6 +34,8 @@ _NEVER = frozenset(
     }
 )  # fmt: skip
 _BLANK = "[redacted]"
+_LAST = 0.5
+"""Seconds that the reader of the log has for the last lines of a process."""
 _CREDENTIALS = re.compile(r"(?i)(\bbearer\s+)[^\s\"',;]+|(://)[^/\s@]+(?=@)")
 
 _encoder = msgspec.json.Encoder(enc_hook=str, decimal_format="number")
@@ -55,15 +58,31 @@ def _to_the_second(second: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
-class _Lines(structlog.WriteLogger):
-    """Writes lines; loses those it cannot write."""
+class _Lines:
+    """Writes lines."""
+
+    def __init__(self, out: LogOutput) -> None:
+        self._out = out
 
     def msg(self, message: str) -> None:
         """Write one line."""
-        with contextlib.suppress(OSError, ValueError):  # `ValueError` if the stream is closed
-            super().msg(message)
+        self._out.write(f"{message}\n")
 
     debug = info = warning = error = critical = msg
+
+
+def _output(out: TextIO, settings: LogSettings) -> LogOutput:
+    """What writes to a stream; at its end, this process gives the stream's reader a moment to take the rest."""
+
+    def lost(lines: int) -> str:
+        line: dict[str, Any] = {"event": "lines of this log were lost: its reader stood still", "lines": lines}
+        line |= {"level": "warning", "timestamp": timestamp()}
+        return people.happened(line, colors=_colors(out)) if for_people(settings, out) else _render_json(None, "", line)
+
+    output = LogOutput(out, lost)
+    if out is sys.stderr:
+        atexit.register(output.drain, _LAST)
+    return output
 
 
 def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
@@ -73,7 +92,8 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     """
     out = sys.stderr if stream is None else stream
     level = logging.getLevelNamesMapping()[settings.level.upper()]
-    lines = _Lines(out)
+    output = _output(out, settings)
+    lines = _Lines(output)
     renderer = _renderer(out) if for_people(settings, out) else _render_json
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -90,7 +110,7 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
         logger_factory=lambda *_: lines,
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(out)
+    handler = logging.StreamHandler(output)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
@@ -178,7 +198,7 @@ class AccessLog:
     def __init__(self, settings: LogSettings, stream: TextIO | None = None, *, together: bool = False) -> None:
         self._out = sys.stderr if stream is None else stream
         self._together = together
-        self._lines = _Lines(self._out)
+        self._lines = _Lines(_output(self._out, settings))
         self._for_people = for_people(settings, self._out)
         self._headed = False
         self._page: list[bytes] = []
