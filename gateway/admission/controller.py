@@ -121,7 +121,7 @@ class AdmissionController:
         self._flights: dict[RequestId, InFlight] = {}
         """One per request in flight. Whoever calls `_leave_endpoint` must release its reservation."""
         self._behind: dict[RequestId, float] = {}
-        """Those of them whose client is behind, and since when."""
+        """Those of them whose client was behind at any time, and when that was first heard."""
         self._delivering: dict[RequestId, InFlight] = {}
         """Requests that their engine is done with. Their reservations are released, and their ends are yet to come."""
         self._queue = pool.queue
@@ -421,6 +421,7 @@ class AdmissionController:
     def _fell_behind(self, event: Behind, now: float) -> None:
         if event.request in self._flights:
             self._behind.setdefault(event.request, now)
+        self._offer_due = now >= self._all_closed_until
 
     def _let_go(self, endpoint: EndpointRecord, first: float, last: float, now: float) -> None:
         """Release what an engine is done with, as two scrapes show that it has no requests.
@@ -452,7 +453,9 @@ class AdmissionController:
         length = reservation.reported if tokens is None else tokens
         if event.verdict is Verdict.DONE and length:
             self._predictor.learn(request.kind, -(-length // reservation.sequences), reservation.limit)
-        generated = endpoint.ledger.tokens_so_far(reservation, now) if tokens is None else tokens
+        generated = tokens
+        if generated is None:  # the clock goes on for what was let go
+            generated = reservation.reported if flight.let_go else endpoint.ledger.tokens_so_far(reservation, now)
         if generated or aborted:
             used = service(request.size, generated)
         else:  # nothing was generated: no charge, or its expected cost if it completed without its length
@@ -598,7 +601,7 @@ class AdmissionController:
         if endpoint is not None:
             previous = endpoint.observed
             self._endpoints.observe(endpoint, event, now)
-            if self._behind and previous is not None and _is_empty(previous) and _is_empty(event):
+            if self._behind and previous is not None and _were_empty(previous, event):
                 self._let_go(endpoint, previous.sampled_at, event.sampled_at, now)
 
     def _recall(self, event: Learned, _now: float) -> None:
@@ -759,9 +762,10 @@ class AdmissionController:
             self._commands.append(WakeAt(due))
 
 
-def _is_empty(sample: Observed) -> bool:
-    """Whether an engine says that it has no requests, running or waiting."""
-    return sample.running == 0 and sample.waiting == 0
+def _were_empty(previous: Observed, sample: Observed) -> bool:
+    """Whether an engine said twice that no request runs, and none waits for room."""
+    said = previous.running, previous.waiting, sample.running, sample.waiting
+    return previous.sampled_at < sample.sampled_at and said == (0, 0, 0, 0)
 
 
 def _claimed_by_others(

@@ -127,7 +127,7 @@ class Progress:
 class Behind:
     """The client of a dispatched request does not take its answer as fast as it comes.
 
-    Its end may be long in coming here: as soon as scrapes show that its engine has no request at all, it holds nothing.
+    Its end may be long in coming here. It holds nothing once scrapes show that no request runs or waits for room.
     """
 
     request: RequestId

@@ -477,8 +477,8 @@ class Application:
         try:
             report = await pool.counter.verify(self._reached.target(endpoint))
         except CountUnavailableError as error:
-            again = "counting could not be compared with the endpoint and will be again"
-            _log.warning(again, endpoint=endpoint.id, reason=str(error))
+            yet = "counting could not be compared with the endpoint yet: it is asked again"
+            _log.warning(yet, endpoint=endpoint.id, reason=str(error))
             return
         if report is not None and not report.differs:
             _log.info("prompts are counted as the endpoint counts them", endpoint=endpoint.id, probes=report.compared)

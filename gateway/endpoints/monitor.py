@@ -155,7 +155,9 @@ class EndpointMonitor:
         self._has_gauges = True
         """Whether its engine may have the route of its gauges. A llama-server wakes to say that it has no slots."""
         self._missing: tuple[str, ...] = ()
-        self._can_sleep = False
+        self._can_sleep = self._tells_sleep = False
+        """Whether it may have the route that tells whether it sleeps, and whether that has answered. What is between
+        may answer 503 for routes that it does not know."""
         self._told: tuple[Identity, Capacity, bool] | None = None
         self._told_out: tuple[bool, bool] | None = (False, False)
         """Whether it keeps its requests, and whether the operator drained it, as told while it takes no traffic."""
@@ -163,9 +165,8 @@ class EndpointMonitor:
         """For how many probes in a row it has been held back; see `MOST_HELD`."""
         self._fell = False
         """Whether its counters fell, which is not counted in `_replaced` yet."""
-        self._replaced_at = float("-inf")
-        self._replaced = 0
-        """See `Identity.replaced`."""
+        self._replaced, self._replaced_at = 0, float("-inf")
+        """See `Identity.replaced`, and when it was last counted."""
         self._moved_at = float("-inf")
         self._to_evacuate = False
         """Whether what it has not answered is to leave it as soon as it stands still."""
@@ -547,7 +548,9 @@ class EndpointMonitor:
         try:
             kind = await find_kind(self._prober, self._settings, models)
             self._take_loras(models)
-            if not asleep and self._health.state is not State.STOPPED and await self._equip():
+            stopped = self._health.state is State.STOPPED
+            may_sleep = self._may_sleep if isinstance(asleep, NoReply) else asleep
+            if not (stopped or may_sleep) and await self._equip():
                 models = await self._prober.get("/v1/models")
                 self._take_loras(models)
             told = await identify_as(kind, self._prober, self._settings, models, self._about)
@@ -559,9 +562,15 @@ class EndpointMonitor:
         if self._misfit is not None and not self._health.serving and (reason := await self._misfit(identity)):
             return Missed(reason, certain=False)
         self._can_sleep = asleep is not None
+        self._tells_sleep = isinstance(asleep, bool) or (self._tells_sleep and self._can_sleep)
         if self._lost is None:
             self._warn_of_missing()
         return None
+
+    @property
+    def _may_sleep(self) -> bool:
+        """Whether it may sleep though it did not say so just now: it has said so before, or is asked again soon."""
+        return self._tells_sleep or self._lost is not None
 
     def _denied(self, models: Reply | NoReply) -> bool:
         """Whether it does not accept the key that kvgate has for it."""
@@ -671,6 +680,7 @@ class EndpointMonitor:
                     self._take_in(before)
                 case Effect.TAKE_OUT:
                     self._meter = Meter()
+                    self._fell = False
                     self._has_gauges = True
                     self._told_out = None
                     self._tell_out()

@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import os
 import select
+import stat
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TextIO
@@ -24,7 +26,7 @@ class LogOutput:
     requests with it. What cannot be written for another reason is lost, as on a full disk.
 
     Args:
-        stream: pieces of up to `PIPE_BUF` bytes are written to it whole.
+        stream: pieces of up to `PIPE_BUF` bytes are written to it whole, if it is no terminal.
         lost: the line that tells of so many that were lost.
     """
 
@@ -38,24 +40,28 @@ class LogOutput:
         self._lock = threading.RLock()
         self._again: asyncio.TimerHandle | None = None
         self._poll: select.poll | None = None
-        self._terminal: int | None = None
-        """A descriptor of the terminal that never waits: one that takes a byte may not take a piece."""
+        self._unwaiting: int | None = None
+        """A descriptor of the same pipe or terminal that never waits. The stream's own is shared with other processes,
+        which may fill it after we were told that it takes a piece; and a terminal that takes a byte may take no more.
+        """
         with contextlib.suppress(OSError, ValueError):  # `ValueError`: the stream is closed, or no file
             descriptor = stream.fileno()
             self._poll = select.poll()
             self._poll.register(descriptor, select.POLLOUT)
-            if os.isatty(descriptor):
-                self._terminal = os.open(os.ttyname(descriptor), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+            if os.isatty(descriptor) or stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+                flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
+                self._unwaiting = os.open(f"/proc/self/fd/{descriptor}", flags)
 
     def write(self, text: str) -> int:
         """Write one or several lines, or keep them."""
         with self._lock:
-            if self._size + len(text) > MOST_HELD:
+            self._drain(0.0)
+            if self._held and self._size + len(text) > MOST_HELD:
                 self._lost += text.count("\n")
             else:
                 self._held += _pieces(text)
                 self._size += len(text)
-            self._drain(0)
+                self._drain(0.0)
             self._try_again()
         return len(text)
 
@@ -63,17 +69,22 @@ class LogOutput:
         """Nothing to do: what can be written is."""
 
     def drain(self, seconds: float) -> None:
-        """Write what is held, for a reader that begins to read within so many seconds."""
+        """Write what is held, as far as its reader takes it within so many seconds."""
         with self._lock:
             self._drain(seconds)
 
     def _drain(self, seconds: float) -> None:
-        while self._held and self._takes(seconds):
+        if not self._held:
+            return
+        end = time.monotonic() + seconds
+        while self._held and self._takes(max(0.0, end - time.monotonic())):
             piece = self._held.popleft()
             left = self._put(piece)
             self._size -= len(piece) - len(left)
             if left:
                 self._held.appendleft(left)
+            if left == piece:
+                return
             if not self._held and self._lost:
                 line, self._lost = self._lost_line(self._lost) + "\n", 0
                 self._held += _pieces(line)
@@ -84,15 +95,15 @@ class LogOutput:
         return self._poll is None or bool(self._poll.poll(1000 * seconds))
 
     def _put(self, piece: str) -> str:
-        """Write a piece; returns what a terminal has not taken of it."""
+        """Write a piece; returns what was not taken of it."""
         try:
-            if self._terminal is not None:
+            if self._unwaiting is not None:
                 data = piece.encode(errors="replace")
-                return data[os.write(self._terminal, data) :].decode(errors="ignore")
+                return data[os.write(self._unwaiting, data) :].decode(errors="ignore")
             self._stream.write(piece)
             self._stream.flush()
         except BlockingIOError:
-            return "" if self._terminal is None else piece
+            return "" if self._unwaiting is None else piece
         except (OSError, ValueError):
             return ""
         return ""
@@ -105,7 +116,7 @@ class LogOutput:
     def _later(self) -> None:
         with self._lock:
             self._again = None
-            self._drain(0)
+            self._drain(0.0)
             self._try_again()
 
 

@@ -71,13 +71,14 @@ class _Lines:
     debug = info = warning = error = critical = msg
 
 
-def _output(out: TextIO, settings: LogSettings) -> LogOutput:
-    """What writes to a stream; at its end, this process gives the stream's reader a moment to take the rest."""
+@functools.lru_cache(1)
+def _output(out: TextIO, *, people_read: bool) -> LogOutput:
+    """What writes to a stream, one for all kinds of lines. At its end, this process gives stderr's reader a moment."""
 
     def lost(lines: int) -> str:
         line: dict[str, Any] = {"event": "lines of this log were lost: its reader stood still", "lines": lines}
         line |= {"level": "warning", "timestamp": timestamp()}
-        return people.happened(line, colors=_colors(out)) if for_people(settings, out) else _render_json(None, "", line)
+        return people.happened(line, colors=_colors(out)) if people_read else _render_json(None, "", line)
 
     output = LogOutput(out, lost)
     if out is sys.stderr:
@@ -92,7 +93,7 @@ def configure(settings: LogSettings, stream: TextIO | None = None) -> None:
     """
     out = sys.stderr if stream is None else stream
     level = logging.getLevelNamesMapping()[settings.level.upper()]
-    output = _output(out, settings)
+    output = _output(out, people_read=for_people(settings, out))
     lines = _Lines(output)
     renderer = _renderer(out) if for_people(settings, out) else _render_json
     shared: list[structlog.typing.Processor] = [
@@ -198,8 +199,8 @@ class AccessLog:
     def __init__(self, settings: LogSettings, stream: TextIO | None = None, *, together: bool = False) -> None:
         self._out = sys.stderr if stream is None else stream
         self._together = together
-        self._lines = _Lines(_output(self._out, settings))
         self._for_people = for_people(settings, self._out)
+        self._lines = _Lines(_output(self._out, people_read=self._for_people))
         self._headed = False
         self._page: list[bytes] = []
         self._size = 0

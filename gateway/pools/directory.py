@@ -22,7 +22,6 @@ from gateway.wire.fields import Use, named, unread_limits
 
 DENIED = "it does not accept the key that kvgate has for it"
 """Why an endpoint failed that `denies`."""
-"""Most characters of a response's id. vLLM's own have 37; a client may set one of any length as `request_id`."""
 
 
 @dataclass(slots=True)

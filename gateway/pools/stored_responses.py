@@ -8,6 +8,7 @@ from gateway.admission.events import EndpointId
 MOST = 10_000
 """Responses that are known at once."""
 _LONGEST_ID = 256
+"""Most characters of a response's id. vLLM's own have 37; a client may set one of any length as `request_id`."""
 
 
 class StoredResponse(NamedTuple):
@@ -28,7 +29,7 @@ class StoredResponses:
         """Ids of each key, that used last at the end."""
 
     def remember(self, response_id: str, response: StoredResponse) -> None:
-        """Note a response. An id of any length is none: vLLM takes whatever its client names as `request_id`."""
+        """Note a response, unless its id is too long."""
         if len(response_id) > _LONGEST_ID:
             return
         self._forget(response_id)

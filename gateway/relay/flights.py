@@ -190,6 +190,7 @@ class Flights:
                 flight.endpoint.watch.finished(flight.request, delivering=True)
                 if flight.behind is not None:
                     flight.behind()
+                    flight.behind = None
             elif not (flight.watched or flight.delivering or flight.engine_done):
                 flight.watched = True
                 flight.endpoint.watch.dispatched(flight.request, 0, streams=flight.streams, started=flight.answering)

@@ -193,15 +193,15 @@ class ModelCounter:
     async def _verify(self, target: Target) -> ParityReport | None:
         last = self._again.get(target.url)
         wait = FIRST_AGAIN if last is None else min(2 * last.wait, LONGEST_WAIT)
-        self._again[target.url] = _Again(inf, wait)
+        under_way = self._again[target.url] = _Again(inf, wait)
         complete = False
         try:
             report, complete = await self._probed(target)
         finally:
-            if complete:
-                self._again.pop(target.url, None)
-            else:
-                self._again[target.url] = _Again(self._clock() + wait, wait)
+            if self._again.get(target.url) is under_way:  # and no later one, as the endpoint came up again meanwhile
+                del self._again[target.url]
+                if not complete:
+                    self._again[target.url] = _Again(self._clock() + wait, wait)
         return report
 
     async def _probed(self, target: Target) -> tuple[ParityReport | None, bool]:
@@ -237,7 +237,9 @@ class ModelCounter:
         if self._hand_over_from() is None or Feature.PROMPT in report.distrusted(Api.CHAT):
             return report, True
         ids = await self._probed_ids()
-        return report, bool(ids) and await self._hand_over.probe(target, ids)
+        if ids is None:
+            return report, False
+        return report, not ids or await self._hand_over.probe(target, ids)
 
     async def recheck(self) -> None:
         """Probe the endpoints if counts drifted and a probe is due; what matches is counted here again.
@@ -490,13 +492,15 @@ class ModelCounter:
         except CountingOverloadedError as error:
             raise CountUnavailableError(str(error)) from None
 
-    async def _probed_ids(self) -> list[int]:
-        """The token ids of `PROBED`; empty if it cannot be counted here now."""
+    async def _probed_ids(self) -> list[int] | None:
+        """The token ids of `PROBED`; empty if it cannot be counted here, None if it cannot just now."""
         body = msgspec.json.encode({"model": self._model} | PROBED)
         try:
             counted = await self._here(_PROBING, Api.CHAT, body, MAX_MODEL_LEN, size=len(body), ids_from=0)
-        except (InvalidRequestError, NeedsEngineError, NotCountableError, CountingOverloadedError, WorkerDiedError):
+        except (InvalidRequestError, NeedsEngineError, NotCountableError):
             return []
+        except (CountingOverloadedError, WorkerDiedError):
+            return None
         return msgspec.json.decode(counted.ids, type=list[int])
 
     async def _excludes_unused(self, made: tuple[Probe, ...], by_engine: Count, kinds: frozenset[str]) -> bool:

@@ -718,6 +718,16 @@ async def test_a_question_about_sleep_that_is_lost_changes_nothing(make, told, v
     assert monitor.serving
 
 
+async def test_where_nothing_ever_says_whether_it_sleeps_it_gets_its_adapters(make, vllm):
+    """What is between answers 503 for a route that it does not know."""
+    vllm.answers |= {"/is_sleeping": 503, "/v1/load_lora_adapter": b""}
+    monitor = make(adapters={"sql": "/sql"})
+    for _ in range(1 + MOST_HELD):
+        assert not vllm.loras
+        await monitor.probe()
+    assert (monitor.serving, vllm.loras) == (True, ("sql",))
+
+
 async def test_a_paused_engine_is_out_where_it_can_be_asked(make, told, vllm):
     vllm.answers["/is_sleeping"] = b'{"is_sleeping":false}'
     monitor = make()

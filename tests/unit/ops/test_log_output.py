@@ -44,6 +44,8 @@ def pipe() -> Iterator[Pipe]:
     pipe = Pipe()
     yield pipe
     os.close(pipe.reading)
+    assert pipe.output._unwaiting is not None
+    os.close(pipe.output._unwaiting)
     with contextlib.suppress(BrokenPipeError):
         pipe.stream.close()
 
@@ -99,6 +101,40 @@ def test_a_reader_that_has_ended_stops_nothing(pipe: Pipe) -> None:
     assert not pipe.output._held
 
 
+def test_what_another_process_filled_keeps_nobody_waiting(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the moment after it had room."""
+    pipe.fill()
+    monkeypatch.setattr(LogOutput, "_takes", lambda _self, _seconds: True)
+    held = len(pipe.output._held)
+    pipe.output.write("a line\n")
+    assert len(pipe.output._held) == held + 1
+
+
+def test_the_last_lines_have_so_many_seconds_in_all(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waited = [0.0], []
+
+    def takes(_self: LogOutput, seconds: float) -> bool:
+        waited.append(seconds)
+        now[0] += 0.2
+        return seconds > 0
+
+    for _ in range(5):
+        pipe.fill()
+    monkeypatch.setattr("gateway.ops.log_output.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(LogOutput, "_takes", takes)
+    pipe.read()
+    pipe.output.drain(0.5)
+    assert len(waited) == 4
+    assert waited[0] == 0.5
+    assert waited[-1] == 0.0
+
+
+def test_a_line_over_the_bound_is_written_where_none_waits(pipe: Pipe) -> None:
+    pipe.output.write("v" * (MOST_HELD + 1) + "\n")
+    assert pipe.output._held
+    assert not pipe.output._lost
+
+
 def test_a_terminal_that_nobody_reads_keeps_nobody_waiting() -> None:
     reading, writing = os.openpty()
     with os.fdopen(writing, "w") as stream:
@@ -110,8 +146,8 @@ def test_a_terminal_that_nobody_reads_keeps_nobody_waiting() -> None:
         while output._held or select.select([reading], [], [], 0.1)[0]:
             read += os.read(reading, 2**16)
             output.drain(0)
-        assert output._terminal is not None
-        os.close(output._terminal)
+        assert output._unwaiting is not None
+        os.close(output._unwaiting)
     os.close(reading)
     assert [int(line.split()[0]) for line in read.decode().splitlines()] == [*range(1000)]
 

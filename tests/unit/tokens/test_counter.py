@@ -1,4 +1,6 @@
+import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from gateway.tokens.count import (
 )
 from gateway.tokens.counter import AT_ONCE_BYTES, FIRST_AGAIN, ModelCounter
 from gateway.tokens.drift import FIRST_WAIT, LIMIT, WINDOW, Drift
-from gateway.tokens.engine_count import EngineCounter
+from gateway.tokens.engine_count import EngineCounter, Target
 from gateway.tokens.features import Feature
 from gateway.tokens.loading import Tokenizers
 from gateway.tokens.local_count import count_body
@@ -661,6 +663,50 @@ async def test_an_endpoint_that_does_not_say_whether_it_takes_ids_is_asked_again
     handing.now += FIRST_AGAIN
     await handing.counter.recheck()
     assert handing.counter.ids_field("http://engine") is not None
+
+
+async def test_where_no_conversation_can_be_counted_nothing_is_asked_again(
+    made: Any, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """A base model has no template: there are no ids of one to send."""
+    folder = tmp_path / "base"
+    shutil.copytree(tokenizer_folder, folder)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    base: Counter = await made(TokenizerSource(str(folder)))
+    base.hand_over_from = 1
+    await base.counter.verify(base.engine.target)
+    base.engine.asked.clear()
+    base.now += FIRST_AGAIN
+    await base.counter.recheck()
+    assert base.engine.asked == []
+
+
+async def test_an_endpoint_that_comes_up_anew_while_it_is_probed_is_asked_again_if_that_fails(ours: Counter) -> None:
+    reached, goes_on = asyncio.Event(), asyncio.Event()
+    compares = ours.counter._probed
+
+    async def slowly(target: Target) -> Any:
+        reached.set()
+        await goes_on.wait()
+        return await compares(target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ours.counter, "_probed", slowly)
+        earlier = asyncio.create_task(ours.counter.verify(ours.engine.target))
+        await reached.wait()
+    ours.engine.up = False
+    with pytest.raises(CountUnavailableError):
+        await ours.counter.verify(ours.engine.target)
+    ours.engine.up = True
+    goes_on.set()
+    await earlier
+    ours.engine.asked.clear()
+    ours.now += FIRST_AGAIN
+    await ours.counter.recheck()
+    assert ours.engine.asked
 
 
 async def test_an_endpoint_that_comes_up_with_another_template_gets_no_ids_from_then_on(handing: Counter) -> None:
