@@ -1,5 +1,7 @@
 """Snapshots of the core's live objects."""
 
+from dataclasses import replace
+
 from gateway.admission.account.ledger import Reservation
 from gateway.admission.placing.endpoint import EndpointRecord
 from gateway.admission.placing.request import RequestRecord
@@ -100,20 +102,9 @@ def waiting_state(request: RequestRecord) -> RequestSnapshot:
 
 
 def delivering_state(request: RequestRecord, endpoint: EndpointRecord, reservation: Reservation) -> RequestSnapshot:
-    """Snapshot of a request that its engine is done with, whose answer is still on its way."""
-    return RequestSnapshot(
-        request=request.arrival.request,
-        flow=request.arrival.flow,
-        band=request.arrival.band,
-        endpoint=endpoint.id,
-        arrived_at=request.arrived_at,
-        sent_at=reservation.sent_at,
-        prompt_tokens=request.size,
-        generated=reservation.reported,
-        expected=reservation.reported,
-        held_blocks=0,
-        ends_at=None,
-    )
+    """Snapshot of a request that its engine is done with, whose answer is still on its way: it holds no blocks."""
+    reported, sent_at = reservation.reported, reservation.sent_at
+    return replace(waiting_state(request), endpoint=endpoint.id, sent_at=sent_at, generated=reported, expected=reported)
 
 
 def flight_state(
