@@ -98,7 +98,7 @@ class Apart:
             clock=clock,
             progressed=progressed,
             patience=lambda: self._patience(settings()),
-            figures=lambda: packed(metrics.figures()),
+            figures=lambda: asyncio.to_thread(lambda: packed(metrics.figures())),
             unreachable=lambda: self._guide is not None and self._guide.unreachable,
             keyed=lambda endpoint: self._guide is None or _keyed(settings(), endpoint),
             allegiance=None if self._guide is None else allegiance,
@@ -170,11 +170,12 @@ class Apart:
         if self._link.connected.is_set():
             with contextlib.suppress(TimeoutError):
                 return of_tier + await self._link.questions.exposition(openmetrics=openmetrics)
-        return of_tier + exposed(own_alone(self._metrics.figures()), openmetrics=openmetrics)
+        figures = own_alone(await self.figures())
+        return of_tier + await asyncio.to_thread(exposed, figures, openmetrics=openmetrics)
 
     async def figures(self) -> Figures:
         """What this front counts; the owner exports what it measures."""
-        return self._metrics.figures()
+        return await asyncio.to_thread(self._metrics.figures)
 
     async def decided(self) -> Decided:
         """See `gateway.ops.state.Deciding`."""

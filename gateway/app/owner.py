@@ -189,12 +189,13 @@ class Owner:
     async def exposition(self, *, openmetrics: bool) -> bytes:
         """The text of `/metrics`, of this process alone."""
         self._metrics.keep_endpoints(self.monitors)
-        return self._metrics.exposition(await self.decided(), openmetrics=openmetrics)
+        decided = await self.decided()
+        return await asyncio.to_thread(self._metrics.exposition, decided, openmetrics=openmetrics)
 
     async def figures(self, fronts: int | None = None) -> Figures:
         """What is counted and measured here; `fronts` are connected, None if this process is the only one."""
         self._metrics.keep_endpoints(self.monitors)
-        return self._metrics.figures(await self.decided(), fronts)
+        return await asyncio.to_thread(self._metrics.figures, await self.decided(), fronts)
 
     async def stop(self) -> None:
         """Stop everything, and keep what was learned."""

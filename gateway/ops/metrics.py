@@ -128,6 +128,8 @@ class TenantMetrics:
 class Metrics:
     """Every metric family of kvgate, in a registry of its own.
 
+    The event loop's thread counts. Another thread may read: of a thousand tenants that takes a tenth of a second.
+
     Attributes:
         queue_wait: wait of a generation request until its dispatch or its timeout; `.observe(seconds)`.
         ttft: time from a request's first byte to the first event of its stream handed to the client.

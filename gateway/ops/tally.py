@@ -16,7 +16,7 @@ TRACE = "trace_id"
 
 
 class Tally:
-    """Counts values by the first edge that they do not exceed. For the event loop's thread only."""
+    """Counts values by the first edge that they do not exceed. The event loop's thread counts; another may read."""
 
     __slots__ = ("_counts", "_edges", "_exemplars", "_sum")
 
@@ -83,6 +83,6 @@ class Tallies:
         """All tallies, at a scrape."""
         name, meaning, labels = self._family
         family = HistogramMetricFamily(name, meaning, labels=labels)
-        for values, tally in self._tallies.items():
+        for values, tally in list(self._tallies.items()):  # the loop may add to them meanwhile
             family.add_metric(values, buckets=tally.buckets(), sum_value=tally.sum)
         yield family

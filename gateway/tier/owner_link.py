@@ -143,7 +143,7 @@ class Link:
         clock: Callable[[], float],
         progressed: Progressed,
         patience: Callable[[], float],
-        figures: Callable[[], bytes],
+        figures: Callable[[], Awaitable[bytes]],
         unreachable: Callable[[], bool] = lambda: False,
         keyed: Callable[[EndpointId], bool] = lambda _endpoint: True,
         allegiance: Allegiance | None = None,
@@ -161,6 +161,8 @@ class Link:
         self._unreachable = unreachable
         self._keyed = keyed
         self._figures = figures
+        self._figures_in_turn = asyncio.Lock()
+        self._telling: set[asyncio.Task[None]] = set()
         self._allegiance = allegiance
         self._fronts = fronts
         self._parent = parent
@@ -411,7 +413,7 @@ class Link:
     async def leave_figures(self) -> None:
         """Leave the owner this front's last figures."""
         if self._line is not None:
-            self.send(Reported(None, self._figures()))
+            await self._tell_figures(None)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PARTED_WITHIN):
                     await self._line.taken()
@@ -584,7 +586,13 @@ class Link:
             self._launches[message.endpoint] = msgspec.structs.replace(known, phase=phase)
 
     def _report(self, message: Report) -> None:
-        self.send(Reported(message.number, self._figures()))
+        telling = asyncio.create_task(self._tell_figures(message.number))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+
+    async def _tell_figures(self, number: int | None) -> None:
+        async with self._figures_in_turn:  # earlier ones must not come later: the owner keeps the last
+            self.send(Reported(number, await self._figures()))
 
     def _dispatched(self, dispatch: Dispatch) -> None:
         request = dispatch.request

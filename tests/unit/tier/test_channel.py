@@ -255,7 +255,7 @@ async def test_a_front_is_linked_to_its_owner_over_a_channel(owner):
         clock=time.monotonic,
         progressed=Mock(),
         patience=lambda: 1.0,
-        figures=bytes,
+        figures=Mock(),
         parent=Parent(),
     )
     running = asyncio.create_task(link.run())

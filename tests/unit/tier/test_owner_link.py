@@ -87,6 +87,8 @@ class World:
         self.reachable = True
         self.unreachable = False
         self.keys = set()
+        self.counted = asyncio.Event()
+        self.counted.set()
         self.told = []
         self.moved = []
         self.owner = None
@@ -102,11 +104,15 @@ class World:
             patience=lambda: PATIENCE,
             unreachable=lambda: self.unreachable,
             keyed=lambda endpoint: endpoint in self.keys,
-            figures=lambda: FIGURES,
+            figures=self.figures,
             allegiance=allegiance,
             parent=self.parent,
         )
         self.running = asyncio.create_task(self.link.run())
+
+    async def figures(self):
+        await self.counted.wait()
+        return FIGURES
 
     async def connect(self, factory):
         if not self.reachable:
@@ -623,6 +629,18 @@ async def test_a_front_that_leaves_says_what_it_counted_and_waits_until_it_is_ta
     assert not parting.done()
     world.owner.untaken = 0
     await asyncio.wait_for(parting, PARTED_WITHIN / 2)
+
+
+async def test_the_last_figures_of_a_front_come_after_those_it_was_asked_for(world):
+    await world.welcome()
+    world.counted.clear()
+    world.owner.say(Report(4))
+    assert await world.owner.heard() == []
+    parting = asyncio.create_task(world.link.leave_figures())
+    assert await world.owner.heard() == []
+    world.counted.set()
+    assert await world.owner.heard() == [Reported(4, FIGURES), Reported(None, FIGURES)]
+    await parting
 
 
 async def test_an_owner_that_takes_nothing_is_not_waited_for_long(world):
