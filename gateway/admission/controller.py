@@ -93,15 +93,16 @@ _NOBODY: Final = Next.NOBODY
 class InFlight:
     """The endpoint and the reservation of one request in flight."""
 
-    __slots__ = ("endpoint", "let_go", "reservation", "tokens")
+    __slots__ = ("endpoint", "made", "reservation", "tokens")
 
     def __init__(self, endpoint: EndpointRecord, reservation: Reservation, tokens: float) -> None:
         self.endpoint = endpoint
         self.reservation = reservation
         self.tokens = tokens
         """Expected tokens at its end."""
-        self.let_go = False
-        """Whether its reservation is released, and only its end is yet to come."""
+        self.made: int | None = None
+        """Output tokens when its engine was done with it, by the clock. Then its reservation is released, and only its
+        end is yet to come."""
 
 
 class AdmissionController:
@@ -235,6 +236,14 @@ class AdmissionController:
         """Requests on an endpoint. Changes nothing."""
         known = self._endpoints.get(endpoint)
         return 0 if known is None else known.carried
+
+    def made(self, request: RequestId, now: float) -> int | None:
+        """Output tokens so far of a request whose client does not read them all, by its endpoint's clock.
+
+        None for all other requests: their tokens were reported. Changes nothing.
+        """
+        flight = self._flights.get(request) if request in self._behind else self._delivering.get(request)
+        return None if flight is None else _generated(flight, now)
 
     def explain(self, arrival: Arrived, now: float) -> Explanation:
         """The decision that `handle` would make if the request arrived now, and its reasons. Changes nothing."""
@@ -435,8 +444,9 @@ class AdmissionController:
         ]
         for identifier in done:
             flight = self._delivering[identifier] = self._leave_endpoint(self._requests[identifier], now)
+            made = endpoint.ledger.tokens_so_far(flight.reservation, first)
             self._release(flight, None, now, aborted=False)
-            flight.let_go = True
+            flight.made = made
             endpoint.delivering += 1
         if done:
             self._endpoints.advance(endpoint, now)
@@ -454,8 +464,8 @@ class AdmissionController:
         if event.verdict is Verdict.DONE and length:
             self._predictor.learn(request.kind, -(-length // reservation.sequences), reservation.limit)
         generated = tokens
-        if generated is None:  # the clock goes on for what was let go
-            generated = reservation.reported if flight.let_go else endpoint.ledger.tokens_so_far(reservation, now)
+        if generated is None:
+            generated = _generated(flight, now)
         if generated or aborted:
             used = service(request.size, generated)
         else:  # nothing was generated: no charge, or its expected cost if it completed without its length
@@ -511,7 +521,7 @@ class AdmissionController:
     @staticmethod
     def _release(flight: InFlight, tokens: int | None, now: float, *, aborted: bool) -> None:
         """Release the reservation of a request that has left its endpoint, unless it was let go before."""
-        if flight.let_go:
+        if flight.made is not None:
             flight.endpoint.delivering -= 1
         else:
             flight.endpoint.release(flight.reservation, tokens, now, aborted=aborted)
@@ -760,6 +770,13 @@ class AdmissionController:
         if due < self._wake_at:
             self._wake_at = due
             self._commands.append(WakeAt(due))
+
+
+def _generated(flight: InFlight, now: float) -> int:
+    """Output tokens of a request so far, as reported or by the clock, which does not go on for what was let go."""
+    if flight.made is None:
+        return flight.endpoint.ledger.tokens_so_far(flight.reservation, now)
+    return max(flight.reservation.reported, flight.made)
 
 
 def _were_empty(previous: Observed, sample: Observed) -> bool:

@@ -160,14 +160,21 @@ def gauge_reader(gauges: Gauges) -> Callable[[bytes, Reached], EngineMetrics]:
     return read
 
 
+_LONG_ITERATION = 10
+"""Answers during the longest iteration."""
+
+
 class IterationReader:
     """Reads TensorRT-LLM's `/metrics` again and again: a list of the iterations since it was last asked, as JSON.
 
-    It is empty while nothing runs, and always where `enable_iter_perf_stats` is off: then nothing is known.
+    It is empty while nothing runs or an iteration takes long, as over a prompt that is read in one piece; and always
+    where `enable_iter_perf_stats` is off: then nothing is known.
     """
 
     def __init__(self) -> None:
         self._tells = False
+        self._empty = 0
+        """Answers in a row without an iteration."""
 
     def read(self, body: bytes, _settings: Reached) -> EngineMetrics:
         """Read one answer. The last iteration in it may be as old as the answer before."""
@@ -176,9 +183,11 @@ class IterationReader:
         except _UNREADABLE:
             iterations = None
         if not iterations:
-            nothing_runs = self._tells and iterations is not None
-            return EngineMetrics(kv_usage=0.0, running=0, waiting=0) if nothing_runs else EngineMetrics()
-        self._tells = True
+            if not self._tells or iterations is None:
+                return EngineMetrics()
+            self._empty += 1
+            return EngineMetrics(kv_usage=0.0, running=0, waiting=0 if self._empty > _LONG_ITERATION else None)
+        self._tells, self._empty = True, 0
         last = iterations[-1]
         cache = last.kv_cache_stats or _KvCache()
         known = cache.max_num_blocks and cache.tokens_per_block

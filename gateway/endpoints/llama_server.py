@@ -104,6 +104,7 @@ class SlotReader:
         return EngineMetrics(
             kv_usage=min(1.0, sum(slot.held for slot in busy.values()) / cells) if cells else None,
             running=len(busy),
+            waiting=None if busy else 0,  # what waits goes to a free slot at once
             generation_tokens=float(self._generated),
             prompt_tokens=float(self._prompt),
         )

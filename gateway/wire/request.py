@@ -367,7 +367,7 @@ def _model(fields: msgspec.Struct) -> str | None:
     model = _decode(fields, "model")
     if model is not None and not isinstance(model, str):
         raise InvalidRequestError("`model` must be a string.", "model")
-    return model
+    return model or None  # vLLM takes "" as none
 
 
 def _adapter_field(fields: msgspec.Struct) -> str | None:

@@ -102,8 +102,16 @@ def test_no_iteration_since_the_last_one_is_an_engine_that_does_nothing():
     """What the last one held, it holds no more. Kept, it was taken for what others hold."""
     reader = IterationReader()
     assert reader.read(iteration(used=8), PLAIN).kv_usage == 0.25
-    assert reader.read(b"[]", PLAIN) == EngineMetrics(kv_usage=0.0, running=0, waiting=0)
+    assert reader.read(b"[]", PLAIN) == EngineMetrics(kv_usage=0.0, running=0)
     assert reader.read(b"", PLAIN) == EngineMetrics()
+
+
+def test_only_long_without_an_iteration_is_it_certain_that_nothing_runs_or_waits():
+    """One may take seconds, over a prompt that is read in one piece."""
+    reader = IterationReader()
+    for _ in range(2):
+        reader.read(iteration(used=8), PLAIN)
+        assert [reader.read(b"[]", PLAIN).waiting for _ in range(12)] == [None] * 10 + [0, 0]
 
 
 def test_iterations_without_end_are_not_read():

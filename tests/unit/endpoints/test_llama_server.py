@@ -43,6 +43,11 @@ def test_the_gauge_is_what_the_busy_slots_may_come_to_hold():
     assert (metrics.kv_usage, metrics.running) == (128 / 256, 2)
 
 
+def test_nothing_waits_where_no_slot_is_busy():
+    assert read(SlotReader(), IDLE, IDLE).waiting == 0
+    assert read(SlotReader(), busy(1, 40, 10, 50), IDLE).waiting is None, "it does not tell"
+
+
 def test_what_the_gauge_tells_of_a_request_stays_the_same():
     """It has read nothing of its prompt, some, all; then its tokens count as part of the prompt, too."""
     told = [busy(1, 40, 0, 60, processed=0), busy(1, 40, 0, 60, processed=20), busy(1, 40, 0, 60)]

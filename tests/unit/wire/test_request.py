@@ -75,6 +75,10 @@ def test_what_is_not_set_has_the_apis_defaults():
     assert parse(Api.CHAT, b"{}").max_tokens is None
 
 
+def test_an_empty_name_is_no_models_as_vllm_reads_it():
+    assert parse(Api.CHAT, body(model="")).model is None
+
+
 def test_a_completion_whose_limit_is_null_has_none():
     assert parse(Api.COMPLETIONS, b'{"max_tokens":null}').max_tokens is None
 
