@@ -85,6 +85,8 @@ class Arrived:
     """Number of endpoints that failed on it under that core."""
     avoid: EndpointId | None = None
     """The endpoint that failed on it last, or lacks what it names."""
+    holder: EndpointId | None = None
+    """The endpoint that has the stored response with which it goes on: no other can answer it."""
     relayed: bool = False
     """Whether it needs no place, as an embedding: the driver charges its tenant, and the core never sees it."""
     charged: bool = False

@@ -6,7 +6,7 @@ from collections.abc import Container
 import msgspec
 from msgspec import structs
 
-from gateway.admission.events import Arrived, Demand, RequestId
+from gateway.admission.events import Arrived, Demand, EndpointId, RequestId
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import LAST_BAND
 from gateway.pools.directory import Pool
@@ -64,6 +64,7 @@ class Work(msgspec.Struct, frozen=True):
         ttft_target: seconds; None if the client asks for none.
         max_tokens: the output limit that kvgate sets for it; None where it has its own, or needs none.
         fingerprint: by which it is recognised when it comes back.
+        holder: the endpoint that has the stored response with which it goes on, if that is known.
     """
 
     request: GenerationRequest
@@ -75,6 +76,7 @@ class Work(msgspec.Struct, frozen=True):
     ttft_target: float | None
     fingerprint: int
     max_tokens: int | None = None
+    holder: EndpointId | None = None
 
     @property
     def band(self) -> int:
@@ -102,6 +104,7 @@ class Work(msgspec.Struct, frozen=True):
             prefix=self.count.prefix,
             key=self.fingerprint,
             failures=failures,
+            holder=self.holder,
         )
 
 

@@ -25,6 +25,7 @@ from gateway.relay.editing import check_names
 from gateway.relay.exchange import RefusedError
 from gateway.relay.fingerprint import fingerprint
 from gateway.relay.plane import Plane
+from gateway.relay.stored import holder
 from gateway.server.asgi import ClientGoneError, Receive, Scope
 from gateway.wire.errors import ErrorAnswer, error_answer, reasons
 from gateway.wire.request import Api, told_by
@@ -81,7 +82,8 @@ class RelayExplainer:
         refuse_overriding(pool.overriding, request)
         known_by = await fingerprint(client.flow, body, plane.hash_key)
         demand, most = bounded(pool, client, request, count, demanded(pool, request, count))
-        work = Work(request, len(body), pool, count, demand, client, target, known_by, most)
+        held_by = holder(plane, request.previous_response_id)
+        work = Work(request, len(body), pool, count, demand, client, target, known_by, most, held_by)
         arrival = work.arrival(plane.new_request())
         try:
             decision = await pool.admission.explain(arrival)

@@ -30,6 +30,7 @@ from gateway.relay.editing import asks_usage, check_names, edited_for
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.fingerprint import fingerprint
 from gateway.relay.plane import Plane
+from gateway.relay.stored import holder
 from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
 from gateway.wire.request import Edits, GenerationRequest
@@ -73,7 +74,8 @@ async def prepare(plane: Plane, asked: Asked, pool: Pool) -> Work:
     exchange.demand, exchange.max_tokens = demand, most
     known_by = await fingerprint(client.flow, payload.data, plane.hash_key)
     request = asked.request  # from here on only the payload has the bytes
-    work = Work(request, size, pool, count, demand, client, asked.ttft_target, known_by, most)
+    held_by = holder(plane, request.previous_response_id)
+    work = Work(request, size, pool, count, demand, client, asked.ttft_target, known_by, most, held_by)
     edits = Edits(asks_usage(request), work.band if pool.takes_band else None, most)
     payload.data = await edited_for(plane, client, payload.data, request, edits)
     return work

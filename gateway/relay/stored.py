@@ -1,5 +1,9 @@
-"""The ownership of stored responses. An engine gives a response to everybody who knows its id; kvgate does not."""
+"""The owners and holders of stored responses.
 
+An engine gives a response to everybody who knows its id; kvgate does not. Only the engine that made it has it.
+"""
+
+from gateway.admission.events import EndpointId
 from gateway.admission.outcomes import Outcome
 from gateway.pools.stored_responses import StoredResponse
 from gateway.relay.client_identity import Client
@@ -36,6 +40,12 @@ def refuse_others(plane: Plane, asked: Asked) -> None:
     if request.response_id is not None:
         message = "`request_id` cannot be set by a client with a key: the response of another key may have this id."
         raise RefusedError(Outcome.FORBIDDEN_FIELD, message, "request_id")
+
+
+def holder(plane: Plane, response_id: str | None) -> EndpointId | None:
+    """The endpoint that has the stored response with this id, if that is known here."""
+    response = None if response_id is None else plane.directory.stored_response(response_id)
+    return None if response is None else response.endpoint
 
 
 def _owns(client: Client, response: StoredResponse) -> bool:

@@ -59,6 +59,7 @@ REFUSALS: list[tuple[str, dict[str, Any] | bytes]] = [
     (COMPLETIONS, {"prompt": [300] * 3000}),
     (COMPLETIONS, {"prompt": [300] * 2048}),
     (RESPONSES, {"input": TOO_LONG}),
+    (RESPONSES, {"previous_response_id": "resp_0"}),
     (ANTHROPIC, {"messages": [{"role": "user", "content": TOO_LONG}]}),
 ]
 TRIES = 5

@@ -110,8 +110,23 @@ async def test_a_trusted_proxys_objective_is_the_most_urgent_band_that_a_request
 
 async def test_a_number_that_nobody_knows_exactly_is_said_to_be_an_estimate():
     async with FakeVllm() as fake, gateway(fake) as kvgate:
-        answer = await kvgate.post(RESPONSES, previous_response_id="resp_1")
+        made = (await kvgate.post(RESPONSES)).json()["id"]
+        answer = await kvgate.post(RESPONSES, previous_response_id=made)
         assert answer.headers["x-kvgate-counted"] == "estimate"
+
+
+async def test_a_conversation_goes_on_at_the_engine_that_has_its_last_response():
+    slow = FakeSettings(step_seconds=0.01)
+    async with FakeVllm(slow) as one, FakeVllm(slow) as two, gateway(one, two) as kvgate:
+        made = await kvgate.post(RESPONSES)
+        there = made.headers["x-kvgate-endpoint"]
+        others = [asyncio.create_task(kvgate.post(tokens=63)) for _ in range(3)]
+        await until(lambda: one.scheduler.running and two.scheduler.running)
+        for _ in range(4):
+            answer = await kvgate.post(RESPONSES, previous_response_id=made.json()["id"])
+            assert (answer.status_code, answer.headers["x-kvgate-endpoint"]) == (200, there)
+            others.append(asyncio.create_task(kvgate.post(tokens=63)))
+        await asyncio.gather(*others)
 
 
 async def test_behind_a_heartbeat_it_is_said_too():

@@ -14,8 +14,8 @@ from gateway.admission.queueing.queue import OfferResult, Queue
 from gateway.admission.tuning import TUNING
 from tests.fakes.waiting import waiting
 
-LANE: LaneKey = (1, frozenset(), None)
-LANES: tuple[LaneKey, ...] = (LANE, (2, frozenset(), None), (1, frozenset({EndpointId("a")}), None))
+LANE: LaneKey = (1, frozenset(), None, None)
+LANES: tuple[LaneKey, ...] = (LANE, (2, frozenset(), None, None), (1, frozenset({EndpointId("a")}), None, None))
 FLOWS = ("", "a", "b", "c")
 WEIGHTS = {"a": 2.0, "b": 0.5}
 BANDS = {1: Band(reserved=0.25)}

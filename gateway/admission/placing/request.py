@@ -9,9 +9,9 @@ from gateway.admission.placing.request_lifecycle import TRANSITIONS, State, Trig
 from gateway.admission.prediction.predictor import Kind, Predictor
 from gateway.admission.tuning import TUNING
 
-LaneKey = tuple[int, frozenset[EndpointId], int | None]
-"""What decides where a request can go: the least `longest_prompt` that serves it, the endpoints to avoid, and its front
-if that cannot reach all endpoints."""
+LaneKey = tuple[int, frozenset[EndpointId], int | None, EndpointId | None]
+"""What decides where a request can go: the least `longest_prompt` that serves it, the endpoints to avoid, its front if
+that cannot reach all endpoints, and the holder of what it goes on with."""
 _NOWHERE: frozenset[EndpointId] = frozenset()
 MEDIAN = 0.5
 
@@ -91,7 +91,7 @@ class RequestRecord:
         are tried first."""
         self.lacking = _NOWHERE
         """Endpoints that do not serve what it names."""
-        self.lane: LaneKey = (0, _NOWHERE, None)
+        self.lane: LaneKey = (0, _NOWHERE, None, None)
         """Its lane in the queue."""
         self.order = 0
         """Its turn in the queue, assigned when it first waits; 0 before."""

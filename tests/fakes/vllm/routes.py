@@ -38,6 +38,11 @@ PERMISSION = {
 }
 
 
+def no_response(identifier: str) -> ApiError:
+    """The refusal of what needs a stored response that is not there."""
+    return ApiError(404, f"Response with id '{identifier}' not found.", "invalid_request_error", "response_id")
+
+
 def route(fake: "FakeVllm", seen: SeenRequest, path: str) -> Response:
     """Answer a request that generates nothing."""
     known = fake.sleep != "missing" or path not in _OF_DEVELOPMENT
@@ -48,8 +53,7 @@ def route(fake: "FakeVllm", seen: SeenRequest, path: str) -> Response:
     if stored in fake.responses:
         return _ok({"id": stored, "object": "response", "status": "completed", "model": fake.settings.model})
     if path.startswith("/v1/responses/"):
-        error = ApiError(404, f"Response with id '{stored}' not found.", "invalid_request_error", "response_id")
-        return 404, error_body(error, path), JSON
+        return 404, error_body(no_response(stored), path), JSON
     if path in PROMPT_FIELD or (known and any(served == path for _, served in ROUTES)):
         return 405, b'{"detail":"Method Not Allowed"}', JSON
     return 404, b'{"detail":"Not Found"}', JSON

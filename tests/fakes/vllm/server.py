@@ -15,7 +15,7 @@ from tests.fakes.vllm.exposition import Counters, Gauges, exposition
 from tests.fakes.vllm.faults import Fault, FaultKind, FaultPlan
 from tests.fakes.vllm.requests import Api, ApiError, Generation, Tokenize, decode, read, tokenize_words
 from tests.fakes.vllm.responses_shape import ResponsesShape
-from tests.fakes.vllm.routes import route
+from tests.fakes.vllm.routes import no_response, route
 from tests.fakes.vllm.scheduler import Scheduler, Sequence, Step
 from tests.fakes.vllm.shapes import BUSY, DEAD, ChatShape, CompletionShape, MessagesShape, Shape, error_body
 
@@ -264,9 +264,12 @@ class FakeVllm:
     def _generate(self, connection: Connection, seen: SeenRequest, api: Api, fault: Fault | None) -> None:
         settings = self.settings
         try:
+            body = decode(seen.body)
+            if api is Api.RESPONSES and (previous := body.get("previous_response_id")) not in {None, *self.responses}:
+                raise no_response(str(previous))
             request = read(
                 api,
-                decode(seen.body),
+                body,
                 models=(settings.model, *self.loras),
                 max_model_len=settings.max_model_len,
                 natural=settings.output_tokens,

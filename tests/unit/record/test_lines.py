@@ -35,7 +35,7 @@ from gateway.record.lines import Dropped, EventLogError, Happened, Opened, Start
 
 EVERY = (
     Arrived(1, Demand((5, 6), 7, 2, 13, 14), 3, "a", 99, False, True, 1.5, ((64, 2**64 - 1), (128, 3))),
-    Declared(Arrived(1, Demand((5,), 7), waited=1.5, failures=1, avoid="f"), "e", 3, behind=True),
+    Declared(Arrived(1, Demand((5,), 7), waited=1.5, failures=1, avoid="f", holder="e"), "e", 3, behind=True),
     Cancelled(1),
     Progress(((1, 2), (3, 4))),
     Behind(1),

@@ -22,8 +22,9 @@ def of(length):
     return Capacity(length, 1000)
 
 
-def request(*prompts, avoid=None, least_length=0, whole_length=0):
-    arrival = Arrived(1, Demand(prompts, 10, least_length=least_length, whole_length=whole_length))
+def request(*prompts, avoid=None, least_length=0, whole_length=0, holder=None):
+    demand = Demand(prompts, 10, least_length=least_length, whole_length=whole_length)
+    arrival = Arrived(1, demand, holder=holder)
     made = RequestRecord(arrival, 0.0, PREDICTOR.kind(arrival))
     made.avoid = frozenset({avoid} - {None})
     return made
@@ -123,14 +124,14 @@ def test_noise_about_unknown_endpoints_changes_nothing(endpoints):
 def test_a_request_stands_with_those_that_can_go_where_it_can(endpoints):
     endpoints.apply(EndpointUp("big", of(1000)), 0.0)
     endpoints.apply(EndpointUp("small", of(100)), 0.0)
-    assert endpoints.lane(request(50)) == endpoints.lane(request(99)) == (99, frozenset(), None)
-    assert endpoints.lane(request(100)) == endpoints.lane(request(10, 999)) == (999, frozenset(), None)
+    assert endpoints.lane(request(50)) == endpoints.lane(request(99)) == (99, frozenset(), None, None)
+    assert endpoints.lane(request(100)) == endpoints.lane(request(10, 999)) == (999, frozenset(), None, None)
     assert endpoints.lane(request(1000)) is None
-    assert endpoints.lane(request(50, avoid="big")) == (99, frozenset({"big"}), None)
+    assert endpoints.lane(request(50, avoid="big")) == (99, frozenset({"big"}), None, None)
 
 
 def test_before_any_endpoint_is_known_all_stand_in_one(endpoints):
-    assert endpoints.lane(request(10**6)) == (UNBOUNDED, frozenset(), None)
+    assert endpoints.lane(request(10**6)) == (UNBOUNDED, frozenset(), None, None)
 
 
 def test_eligible_are_the_live_ones_that_serve_its_longest_prompt(endpoints):
@@ -148,7 +149,10 @@ def test_an_output_limit_that_shorter_ones_refuse_waits_for_a_longer_one(endpoin
     short, long = request(50, least_length=100), request(50, least_length=101)
     assert names(endpoints.eligible(short)) == ["big", "small"]
     assert names(endpoints.eligible(long)) == ["big"]
-    assert (endpoints.lane(short), endpoints.lane(long)) == ((99, frozenset(), None), (999, frozenset(), None))
+    assert (endpoints.lane(short), endpoints.lane(long)) == (
+        (99, frozenset(), None, None),
+        (999, frozenset(), None, None),
+    )
     endpoints.apply(EndpointDown("big", "killed"), 1.0)
     assert (endpoints.eligible(long), endpoints.serve(long), endpoints.serve(short)) == ([], False, True)
     endpoints.apply(EndpointGone("big"), 2.0)
@@ -159,9 +163,9 @@ def test_an_answer_that_shorter_ones_cut_goes_to_a_longer_one_while_that_is_live
     endpoints.apply(EndpointUp("big", of(1000)), 0.0)
     endpoints.apply(EndpointUp("small", of(100)), 0.0)
     cut = request(50, whole_length=101)
-    assert (names(endpoints.eligible(cut)), endpoints.lane(cut)) == (["big"], (999, frozenset(), None))
+    assert (names(endpoints.eligible(cut)), endpoints.lane(cut)) == (["big"], (999, frozenset(), None, None))
     endpoints.apply(EndpointDown("big", "killed"), 1.0)
-    assert (names(endpoints.eligible(cut)), endpoints.lane(cut)) == (["small"], (99, frozenset(), None))
+    assert (names(endpoints.eligible(cut)), endpoints.lane(cut)) == (["small"], (99, frozenset(), None, None))
 
 
 def test_an_output_limit_beyond_every_cache_leaves_the_choice_to_the_prompt(endpoints):
@@ -176,6 +180,17 @@ def test_the_one_that_failed_is_left_out_where_there_is_another(endpoints):
     assert names(endpoints.eligible(request(50, avoid="a"))) == ["a"]
     endpoints.apply(EndpointUp("b", of(100)), 0.0)
     assert names(endpoints.eligible(request(50, avoid="a"))) == ["b"]
+
+
+def test_the_holder_of_what_it_goes_on_with_is_the_only_one_while_it_is_live(endpoints):
+    for name in ("a", "b", "c"):
+        endpoints.apply(EndpointUp(name, of(100)), 0.0)
+    assert names(endpoints.eligible(request(50, holder="b"))) == ["b"]
+    assert names(endpoints.eligible(request(50, holder="b", avoid="b"))) == ["b"]
+    assert names(endpoints.eligible(request(50, holder="elsewhere"))) == ["a", "b", "c"]
+    assert endpoints.lane(request(50, holder="b")) == (99, frozenset(), None, "b")
+    endpoints.apply(EndpointDown("b", "killed"), 1.0)
+    assert names(endpoints.eligible(request(50, holder="b"))) == ["a", "c"]
 
 
 def cold(endpoints):

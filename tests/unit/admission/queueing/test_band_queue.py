@@ -4,8 +4,8 @@ from gateway.admission.placing.request import LaneKey
 from gateway.admission.queueing.band_queue import MANY, BandQueue
 from tests.fakes.waiting import waiting
 
-LANE: LaneKey = (1, frozenset(), None)
-OTHER: LaneKey = (2, frozenset(), None)
+LANE: LaneKey = (1, frozenset(), None, None)
+OTHER: LaneKey = (2, frozenset(), None, None)
 
 
 class Row:

@@ -17,7 +17,7 @@ class Row:
 
     def join(self, name, lane=0, **of):
         request = self.requests[name] = waiting(name, **of)
-        self.queue.push(request, (lane, frozenset(), None))
+        self.queue.push(request, (lane, frozenset(), None, None))
         return request
 
     def leave(self, name):
@@ -26,7 +26,7 @@ class Row:
     def come_back(self, name, lane=0):
         request = self.requests[name]
         self.queue.settle(request.arrival.flow, request.arrival.band, -request.cost)
-        self.queue.push(request, (lane, frozenset(), None))
+        self.queue.push(request, (lane, frozenset(), None, None))
 
     def asked(self, answers=lambda request: CLOSED):
         """Who is asked; whom `answers` takes goes."""
@@ -153,7 +153,7 @@ def test_service_in_one_lane_counts_in_another(row):
 def test_new_lanes_keep_order_bytes_and_depth(row):
     for name in range(6):
         row.join(name, lane=name % 2, band=name // 3, body_bytes=name, cost=2.0)
-    row.queue.relane(lambda request: (request.arrival.request % 3, frozenset(), None))
+    row.queue.relane(lambda request: (request.arrival.request % 3, frozenset(), None, None))
     assert (row.queue.depth, row.queue.bytes, row.queue.cost) == (6, 15, 12.0)
     assert row.drain() == [0, 1, 2, 3, 4, 5]
 
@@ -416,10 +416,10 @@ def test_what_is_throttled_is_not_ahead_of_other_flows(row):
     for name in range(10):
         row.join(name, flow="a", cost=10.0)
     row.asked(holds("a"))
-    assert row.queue.ahead(0, "b", (0, frozenset(), None)).same == row.queue.ahead(1, "b").urgent == 0.0
-    assert row.queue.ahead(0, "a", (0, frozenset(), None)).same == 100.0
+    assert row.queue.ahead(0, "b", (0, frozenset(), None, None)).same == row.queue.ahead(1, "b").urgent == 0.0
+    assert row.queue.ahead(0, "a", (0, frozenset(), None, None)).same == 100.0
     row.asked()
-    assert row.queue.ahead(0, "b", (0, frozenset(), None)).same == 10.0
+    assert row.queue.ahead(0, "b", (0, frozenset(), None, None)).same == 10.0
 
 
 # Whether a newcomer changes anything
@@ -509,9 +509,9 @@ def test_what_is_ahead_of_a_newcomer(row):
         row.join(name, flow="noisy", cost=10.0)
     row.join(20, band=-1, cost=7.0)
     row.join(21, band=3, cost=100.0)
-    same = row.queue.ahead(0, "noisy", (0, frozenset(), None))
+    same = row.queue.ahead(0, "noisy", (0, frozenset(), None, None))
     assert (same.urgent, same.same, same.reserved, same.yielded) == (7.0, 100.0, 0.02, 0.02)
-    assert row.queue.ahead(0, "quiet", (0, frozenset(), None)).same == 10.0
+    assert row.queue.ahead(0, "quiet", (0, frozenset(), None, None)).same == 10.0
     assert row.queue.ahead(-1, "quiet").urgent == 0.0
     assert row.queue.ahead(9, "quiet").urgent == 207.0
     assert row.queue.ahead(9, "quiet").same == 0.0
@@ -520,11 +520,11 @@ def test_what_is_ahead_of_a_newcomer(row):
 def test_a_less_urgent_band_of_which_all_is_set_aside_gets_nothing(row):
     row.join(1, cost=10.0)
     row.join(2, band=1, flow="throttled")
-    assert row.queue.ahead(0, "x", (0, frozenset(), None)).yielded == TUNING.starved_share
+    assert row.queue.ahead(0, "x", (0, frozenset(), None, None)).yielded == TUNING.starved_share
     row.asked(holds("throttled"))
-    assert row.queue.ahead(0, "x", (0, frozenset(), None)).yielded == 0.0
+    assert row.queue.ahead(0, "x", (0, frozenset(), None, None)).yielded == 0.0
     row.join(3, band=1)
-    assert row.queue.ahead(0, "x", (0, frozenset(), None)).yielded == TUNING.starved_share
+    assert row.queue.ahead(0, "x", (0, frozenset(), None, None)).yielded == TUNING.starved_share
 
 
 def test_service_until_a_turn_is_bounded_by_what_is_reserved():
@@ -535,8 +535,8 @@ def test_service_until_a_turn_is_bounded_by_what_is_reserved():
     assert (ahead.urgent, ahead.same) == (1000.0, 0.0)
     assert ahead.service(10.0) == 20.0
     row.join(200, band=1, cost=10.0)
-    assert row.queue.ahead(0, "x", (0, frozenset(), None)).service(10.0) == 20.0
-    assert row.queue.ahead(1, "x", (0, frozenset(), None)).service(10.0) == 40.0
+    assert row.queue.ahead(0, "x", (0, frozenset(), None, None)).service(10.0) == 20.0
+    assert row.queue.ahead(1, "x", (0, frozenset(), None, None)).service(10.0) == 40.0
 
 
 # Deadlines
