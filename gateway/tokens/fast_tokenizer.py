@@ -101,12 +101,11 @@ class FastTokenizer:
             raise UnlikeError("tokenizer.json names a padding token of its own")
         if kind is not None:
             _check_built(backend, _BUILT[kind](config))
-        splits = config.get("split_special_tokens", False)
-        plain(backend, split_special_tokens=splits)
+        plain(backend, split_special_tokens=False)
         self.compiled = True
         self.longest = max(map(len, backend.get_vocab()))
         self.special_tokens = frozenset(special)
-        self.backend = None if splits else backend
+        self.backend: Backend | None = backend
         self._backend = backend
         self._named = named
         self._templates = _templates(folder, config)
@@ -166,9 +165,7 @@ def _check_config(folder: Path, config: Json) -> None:
     unknown = {key for key in told - _KNOWN if not (key.endswith("_token") and isinstance(config[key], str))}
     if unknown:
         raise UnlikeError(f"tokenizer_config.json has {min(unknown)}")
-    if config.get("backend", "tokenizers") != "tokenizers" or not isinstance(
-        config.get("split_special_tokens", False), bool
-    ):
+    if config.get("backend", "tokenizers") != "tokenizers" or config.get("split_special_tokens", False) is not False:
         raise UnlikeError("tokenizer_config.json asks for another kind of tokenizer")
     others = ["tekken.json"]
     if "added_tokens_decoder" not in config:  # else these are not read
@@ -195,7 +192,7 @@ def _special_tokens(config: Json, kind: str | None) -> tuple[dict[str, str], lis
     defaults = _DEFAULTS.get(kind or "", {})
     named |= {name: token for name, token in defaults.items() if name not in config}
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    if isinstance(extra, dict):
+    if isinstance(extra, dict) and not config.get("additional_special_tokens"):
         return named | {name: _content(token) for name, token in extra.items()}, []
     if not isinstance(extra, list):
         raise UnlikeError("extra_special_tokens is no list")

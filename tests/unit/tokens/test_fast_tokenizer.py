@@ -180,7 +180,7 @@ def test_names_of_tokens_are_those_that_transformers_gives_a_template(tokenizer_
     folder = shutil.copytree(tokenizer_folder, tmp_path / "model")
     change(folder, image_token="<bos>", pad_token={"__type": "AddedToken", "content": "<bos>", "lstrip": False})
     assert_alike(folder)
-    change(folder, extra_special_tokens={"mask_token": "<bos>", "sep_token": "<bos>"}, split_special_tokens=True)
+    change(folder, extra_special_tokens={"mask_token": "<bos>", "sep_token": "<bos>"})
     assert_alike(folder)
 
 
@@ -227,6 +227,10 @@ SPOILT: dict[str, Spoil] = {
     "a map of special tokens": with_file("special_tokens_map.json"),
     "a list of added tokens": with_file("added_tokens.json"),
     "Mistral's own tokenizer": with_file("tekken.json"),
+    "special tokens split as text": with_config(split_special_tokens=True),
+    "extra tokens with names beside those without": with_config(
+        extra_special_tokens={"mask_token": "<bos>"}, additional_special_tokens=["<bos>"]
+    ),
     "a padding token that only the file names": in_tokenizer(padding=PADDING),
     "templates in another form": with_config(chat_template=[{"name": "default"}]),
 }
