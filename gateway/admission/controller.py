@@ -237,14 +237,6 @@ class AdmissionController:
         known = self._endpoints.get(endpoint)
         return 0 if known is None else known.carried
 
-    def made(self, request: RequestId, now: float) -> int | None:
-        """Output tokens so far of a request whose client does not read them all, by its endpoint's clock.
-
-        None for all other requests: their tokens were reported. Changes nothing.
-        """
-        flight = self._flights.get(request) if request in self._behind else self._delivering.get(request)
-        return None if flight is None else _generated(flight, now)
-
     def explain(self, arrival: Arrived, now: float) -> Explanation:
         """The decision that `handle` would make if the request arrived now, and its reasons. Changes nothing."""
         request = RequestRecord(arrival, now, self._predictor.like(arrival))

@@ -82,6 +82,14 @@ class Endpoint:
             return False
         return any(other.tells(model) for other in self.pool.endpoints.values())
 
+    @staticmethod
+    def lacks_route(status: int, body: bytes) -> bool:
+        """Whether such an answer says that the endpoint has no such route, as an older version or another kind.
+
+        `body` may be the first piece of it. A 404 for a model or a stored response is an error object.
+        """
+        return status == HTTPStatus.NOT_FOUND and b'"error"' not in body
+
     def note_answer(self, now: float, *, failed: bool) -> None:
         """Note how it answered a request without admission."""
         self.broken = self.broken + 1 if failed else 0

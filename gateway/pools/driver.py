@@ -131,8 +131,6 @@ class Driver:
                 self._tenants.generated(generated)
             case Cancelled(request) | Finished(request, Verdict.UNSERVED):
                 self._tenants.refund(request, now)
-            case Finished(request, Verdict.ABORTED, None):
-                self._tenants.settle(request, self._controller.made(request, now), now)
             case Finished(request, _, completion_tokens):
                 self._tenants.settle(request, completion_tokens, now)
             case Warmth():

@@ -234,16 +234,24 @@ class Attempt:
             return Retryable(
                 Back.FAILED, "The endpoint did not accept the key that kvgate has for it.", live_error=True
             )
-        if self._endpoint.lacks(answer.status, model):
-            return Retryable(Back.LACKING, f"The endpoint answered 404: {_sentence(message)}")
-        # Perhaps it is another engine by now; or a proxy says that the engine is gone.
-        if answer.status == _NOT_FOUND or not body.lstrip().startswith(b"{"):
+        lacks_model = self._endpoint.lacks(answer.status, model)
+        if not lacks_model and (answer.status == _NOT_FOUND or not body.lstrip().startswith(b"{")):
+            # Perhaps it is another engine by now; or a proxy says that the engine is gone.
             self._endpoint.watch.failed(f"it answered {answer.status}")
+        if lacks_model or self._another_may_have(answer.status, body):
+            return Retryable(Back.LACKING, f"The endpoint answered 404: {_sentence(message)}")
         if self._response.head_sent:
             await self._exchange.refuse(Outcome.INVALID_REQUEST, message)
         else:
             await self._pass_on(flight, answer, body, complete=complete)
         return Ended(Outcome.ENDPOINT_REFUSED, Verdict.DONE)
+
+    def _another_may_have(self, status: int, body: bytes) -> bool:
+        """Whether it lacks the route, and another endpoint is there to be tried: one, so that all of many are not."""
+        pool, exchange = self._endpoint.pool, self._exchange
+        if pool is None or exchange.lacking or not self._endpoint.lacks_route(status, body):
+            return False
+        return any(other is not self._endpoint for other in pool.healthy())
 
     async def _whole(self, flight: Flight, answer: Answer) -> Ended | Retryable:
         body, complete = await _read_up_to(answer, MAX_HELD_BYTES)

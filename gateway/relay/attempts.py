@@ -5,6 +5,7 @@ requests, `pools/retry_budget.py`.
 """
 
 import asyncio
+from http import HTTPStatus
 
 from gateway.admission.commands import Dispatch
 from gateway.admission.events import Back, Demand, EndpointId, Verdict
@@ -27,6 +28,7 @@ from gateway.wire.engine_kinds import KINDS
 from gateway.wire.usage import Usage
 
 _WAITED_IN_VAIN = frozenset({Outcome.QUEUE_TIMEOUT, Outcome.NO_ENDPOINT, Outcome.WAIT_TOO_LONG})
+_ABSENT = HTTPStatus.NOT_FOUND
 _AT_ONCE = 0.001
 """Seconds: a request refused sooner has not waited."""
 SECOND_TRY = 0.25
@@ -171,11 +173,11 @@ def _note_unanswered(exchange: Exchange, place: Place, work: Work, endpoint: End
     Raises:
         RefusedError: it lacks what the request names, and what has that is away.
     """
-    others = () if endpoint.id in exchange.lacking else work.pool.healthy()
+    model, others = work.request.model, () if endpoint.id in exchange.lacking else work.pool.healthy()
     exchange.unanswered(cause)
     if cause is Back.FAILED:
         exchange.failures += 1
-    elif cause is Back.LACKING and not any(other.tells(work.request.model) for other in others):
+    elif cause is Back.LACKING and not any(other.tells(model) for other in others) and endpoint.lacks(_ABSENT, model):
         place.release(Verdict.UNSERVED, 0)
         raise RefusedError(Outcome.NO_ENDPOINT, NO_ENDPOINT, retry_after=1.0)
 

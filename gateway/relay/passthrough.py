@@ -215,16 +215,17 @@ async def _pass(
                 continue
             answer, piece = begun
             lacking, denied = endpoint.lacks(answer.status, model), endpoint.denies(answer.status)
-            if (lacking or _failed(plane, endpoint, answer.status, piece)) and (
+            elsewhere = lacking or endpoint.lacks_route(answer.status, piece)
+            if (elsewhere or _failed(plane, endpoint, answer.status, piece)) and (
                 denied
                 or (
                     len(asked) < _TRIES
                     and another() is not None  # asked only now: each time is another turn
-                    and (lacking or _may_retry(plane, endpoint.pool))
+                    and (elsewhere or _may_retry(plane, endpoint.pool))
                 )
             ):
                 answer.close()
-                exchange.unanswered(Back.LACKING if lacking else Back.FAILED)
+                exchange.unanswered(Back.LACKING if elsewhere else Back.FAILED)
                 tried.reason = DENIED if denied else f"it answered {answer.status}"
                 continue
             if not is_stream(answer.headers):  # behind a stream, the engine is still at work
@@ -271,7 +272,9 @@ def _failed(plane: Plane, endpoint: Endpoint, status: int, piece: bytes) -> bool
     means = endpoint.kind.meaning(status, error_message(piece)) if status >= HTTPStatus.BAD_REQUEST else None
     of_request = status == HTTPStatus.NOT_IMPLEMENTED or means in {Meaning.BUSY, Meaning.INVALID}
     failed = (status >= HTTPStatus.INTERNAL_SERVER_ERROR and not of_request) or means is Meaning.FAILED
-    if failed or (status == HTTPStatus.NOT_FOUND and b'"error"' in piece):  # not of a route; perhaps another engine's
+    if failed or (
+        status == HTTPStatus.NOT_FOUND and not endpoint.lacks_route(status, piece)
+    ):  # perhaps another engine's
         endpoint.watch.failed(f"it answered {status}", dead=means is Meaning.DEAD)
     if failed or status < HTTPStatus.BAD_REQUEST:
         endpoint.note_answer(plane.clock(), failed=failed)

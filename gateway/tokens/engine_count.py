@@ -132,7 +132,7 @@ class EngineCounter:
     async def count(
         self, work: EngineWork, max_model_len: int, *, flow: str, kind: EngineKind = VLLM
     ) -> tuple[int, ...]:
-        """Count every prompt, by the first engine that answers.
+        """Count every prompt, by the first engine that answers and has the route.
 
         Args:
             work: the questions to ask.
@@ -143,11 +143,12 @@ class EngineCounter:
         Raises:
             QuestionRefusedError: the engine refused to count it.
             InvalidRequestError: it cannot take the request, as it says.
-            RouteMissingError: it has no such route.
+            RouteMissingError: one has no such route, and no other answered.
             CountUnavailableError: no engine answered.
             OutOfDescriptorsError: this process could not ask any.
         """
         failure, unreached = "no engine is up to count this request", False
+        missing: RouteMissingError | None = None
         for target in self._targets():
             if target.kind is not kind:
                 continue
@@ -155,8 +156,12 @@ class EngineCounter:
                 counts = await self.count_at(target, work, flow=flow)
             except CountUnavailableError as error:
                 failure, unreached = str(error), isinstance(error, EngineUnreachedError)
+            except RouteMissingError as error:
+                missing = error
             else:
                 return tuple(cut(tokens, work.encoding, max_model_len) for tokens in counts)
+        if missing is not None:
+            raise missing
         raise (EngineUnreachedError if unreached else CountUnavailableError)(failure)
 
     async def count_at(self, target: Target, work: EngineWork, *, flow: str) -> tuple[int, ...]:

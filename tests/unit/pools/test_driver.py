@@ -9,7 +9,6 @@ from gateway.admission.controller import AdmissionController
 from gateway.admission.events import (
     NOWHERE,
     Arrived,
-    Behind,
     Cancelled,
     Capacity,
     Declared,
@@ -18,7 +17,6 @@ from gateway.admission.events import (
     EndpointId,
     EndpointUp,
     Finished,
-    Observed,
     Owed,
     Progress,
     RequestId,
@@ -251,11 +249,11 @@ async def test_a_timer_that_fires_too_early_is_set_again():
     world.driver.close()
 
 
-def limited(clock=lambda: 100.0, /, **limits):
+def limited(**limits):
     """A driver whose only flow, that without a name, has limits; and its asker."""
     asker = Asker()
     tenants = Tenants({"": Limits(**limits)})
-    driver = Driver(AdmissionController(Policy()), clock, asker, tenants=tenants)
+    driver = Driver(AdmissionController(Policy()), lambda: 100.0, asker, tenants=tenants)
     driver.handle(UP)
     asker.told.clear()
     return driver, asker
@@ -303,22 +301,6 @@ async def test_what_no_engine_worked_on_costs_its_tenant_nothing():
     driver.handle(arrived(4))
     standings = [told.standing for told in asker.told]
     assert standings == [Standing(Quota(10, 9, 6.0), Quota(100, 90, 6.0))] * 4
-    driver.close()
-
-
-@pytest.mark.parametrize(("behind", "output"), [((), 10), ((Behind(RequestId(1)),), 10 + 400)])
-async def test_who_does_not_read_and_leaves_pays_what_its_engine_made_meanwhile(behind, output):
-    now = 100.0
-    driver, _ = limited(lambda: now, tokens_per_minute=1000)
-    driver.handle(arrived(1, 900))
-    for event in (Progress(((RequestId(1), 10),)), *behind, Observed(HERE, 100.0, None, 1, 0, 0.0)):
-        driver.handle(event)
-    now = 101.0
-    driver.handle(Observed(HERE, 101.0, None, 1, 0, 100.0))
-    now = 106.0
-    driver.handle(Finished(RequestId(1), Verdict.ABORTED))
-    (owed,) = driver.warmth().owed
-    assert owed.tokens == pytest.approx(output * 60 / 1000), "its prompt is paid by now"
     driver.close()
 
 

@@ -318,6 +318,7 @@ async def test_what_is_the_requests_fault_reads_so_whatever_the_engines_status(p
 
 
 async def test_a_refusal_in_words_that_are_no_engines_has_the_endpoint_probed_at_once(plane):
+    plane.cores.down("b", "killed")
     plane.replies.append(Reply(b"404 page not found", status=404))
     client = plane.ask()
     assert await outcome(plane, client) == "endpoint_refused"
@@ -378,6 +379,7 @@ async def test_a_clients_own_key_is_its_own_business(plane):
 
 
 ADAPTED = b'{"model":"sql","messages":[],"max_tokens":4}'
+NO_ROUTE = b'{"detail":"Not Found"}'
 MISSING = b'{"error":{"message":"The model `sql` does not exist.","code":404}}'
 
 
@@ -419,6 +421,20 @@ async def test_what_no_other_endpoint_has_is_not_found(plane):
     assert (client.status, client.body) == (404, MISSING)
     failed = plane.watch("a").failures + plane.watch("b").failures
     assert failed == [("it answered 404", {})], "it may be another engine by now"
+
+
+async def test_a_route_that_an_endpoint_lacks_is_asked_of_one_other(hurried):
+    """As an older version in a rolling upgrade, or an engine of another kind."""
+    plane = FakePlane("a", "b", "c")
+    for body in (b'{"model":"m","messages":[]}', b'{"messages":[]}'):
+        plane.replies += [Reply(NO_ROUTE, status=404), Reply(WHOLE)]
+        assert (await plane.ask(body).ended()).status == 200
+    plane.replies += [Reply(NO_ROUTE, status=404) for _ in range(2)]
+    client = await plane.ask().ended()
+    assert (client.status, client.body) == (404, NO_ROUTE)
+    urls = [url for url, *_ in plane.sent]
+    assert [len(set(urls[at : at + 2])) for at in (0, 2, 4)] == [2, 2, 2]
+    assert not plane.in_flight
 
 
 # Behind a heartbeat.

@@ -109,12 +109,16 @@ async def test_one_that_fails_is_tried_elsewhere_once(plane):
     assert failures == [str(LOST)] * 3
 
 
+NO_ROUTE = b'{"detail":"Not Found"}'
+MISSING = b'{"error":{"message":"The model does not exist."}}'
+
+
 async def test_what_an_endpoint_lacks_is_asked_of_another_that_has_it(plane):
     plane.up("a", loras=("sql",))
-    plane.replies += [Reply(b"{}", status=404), Reply(b"{}")]
+    plane.replies += [Reply(MISSING, status=404), Reply(b"{}")]
     assert (await ended(ask(plane, b'{"model":"sql"}'))).status == 200
     assert [url for url, *_ in plane.sent] == ["http://b", "http://a"]
-    plane.replies.append(Reply(b"{}", status=404))
+    plane.replies.append(Reply(MISSING, status=404))
     assert (await ended(ask(plane, b'{"model":"sql"}'))).status == 404, "one that has it says so"
 
 
@@ -124,13 +128,26 @@ async def test_what_endpoints_lack_is_asked_of_one_that_has_it_and_spares_none(p
         plane.up(name)
     plane.up("a", loras=("sql",))
     for _ in range(2 * TUNING.failing_after):
-        plane.replies += [Reply(b"{}", status=404), Reply(b"{}")]
+        plane.replies += [Reply(MISSING, status=404), Reply(b"{}")]
         await ended(ask(plane, b'{"model":"sql"}'))
         plane.replies.clear()
     urls = [url for url, *_ in plane.sent]
     assert "http://a" in urls
     assert all(after == "http://a" for url, after in pairwise(urls) if url != "http://a")
     assert not any(endpoint.fails(plane.now()) for endpoint in plane.directory.endpoints.values())
+
+
+async def test_a_route_that_an_endpoint_lacks_is_asked_of_another(plane):
+    for body in (b'{"model":"m"}', b"{}"):
+        plane.replies += [Reply(NO_ROUTE, status=404), Reply(b"{}")]
+        assert (await ended(ask(plane, body))).status == 200
+    assert {tuple(url for url, *_ in plane.sent[at : at + 2]) for at in (0, 2)} <= {
+        ("http://a", "http://b"),
+        ("http://b", "http://a"),
+    }
+    plane.replies += [Reply(NO_ROUTE, status=404) for _ in range(2)]
+    assert (await ended(ask(plane))).status == 404
+    assert plane.watch("a").failures + plane.watch("b").failures == []
 
 
 async def test_a_key_of_ours_that_an_endpoint_does_not_accept_is_not_the_clients_fault(plane):
@@ -146,8 +163,8 @@ async def test_a_key_of_ours_that_an_endpoint_does_not_accept_is_not_the_clients
 
 
 async def test_a_model_that_an_engine_does_not_know_has_it_asked_who_it_is_and_a_route_does_not(plane):
-    for answer in (b'{"detail":"Not Found"}', b'{"error":{"message":"The model does not exist."}}'):
-        plane.replies.append(Reply(answer, status=404))
+    plane.replies += [Reply(NO_ROUTE, status=404) for _ in range(2)] + [Reply(MISSING, status=404)]
+    for _ in range(2):
         assert (await ended(ask(plane))).status == 404
     failed = plane.watch("a").failures + plane.watch("b").failures
     assert failed == [("it answered 404", {"dead": False})]

@@ -188,6 +188,9 @@ def test_the_holder_of_what_it_goes_on_with_is_the_only_one_while_it_is_live(end
     assert names(endpoints.eligible(request(50, holder="b"))) == ["b"]
     assert names(endpoints.eligible(request(50, holder="b", avoid="b"))) == ["b"]
     assert names(endpoints.eligible(request(50, holder="elsewhere"))) == ["a", "b", "c"]
+    lacking = request(50, holder="b", avoid="b")
+    lacking.lacking = lacking.avoid
+    assert names(endpoints.eligible(lacking)) == ["a", "c"], "an adapter, too"
     assert endpoints.lane(request(50, holder="b")) == (99, frozenset(), None, "b")
     endpoints.apply(EndpointDown("b", "killed"), 1.0)
     assert names(endpoints.eligible(request(50, holder="b"))) == ["a", "c"]
