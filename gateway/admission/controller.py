@@ -460,8 +460,10 @@ class AdmissionController:
             generated = _generated(flight, now)
         if generated or aborted:
             used = service(request.size, generated)
-        else:  # nothing was generated: no charge, or its expected cost if it completed without its length
-            used = request.cost if tokens is None and event.verdict is Verdict.DONE else 0.0
+        elif tokens is None and event.verdict is Verdict.DONE:  # it completed without its length
+            used = request.cost
+        else:
+            used = _held(request, flight, now)
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
         self._waits.drain_rate.completed(used, now)
         if length:
@@ -478,7 +480,8 @@ class AdmissionController:
         flight = self._leave_endpoint(request, now)
         endpoint = flight.endpoint
         self._release(flight, None, now, aborted=False)
-        self._queue.settle(request.arrival.flow, request.arrival.band, -request.cost)
+        used = _held(request, flight, now) if event.why is Back.FAILED else 0.0
+        self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
         match event.why:
             case Back.BUSY:
                 endpoint.note_busy(now)
@@ -762,6 +765,16 @@ class AdmissionController:
         if due < self._wake_at:
             self._wake_at = due
             self._commands.append(WakeAt(due))
+
+
+def _held(request: RequestRecord, flight: InFlight, now: float) -> float:
+    """Service of a request without a token: what others would have had in its place meanwhile.
+
+    Free of charge, a flow whose requests the engine refuses or fails on went first at every place that it freed.
+    """
+    reservation, endpoint = flight.reservation, flight.endpoint
+    tokens = (now - reservation.sent_at) * endpoint.decode_rate * reservation.sequences
+    return min(TUNING.output_weight * tokens, request.cost)
 
 
 def _generated(flight: InFlight, now: float) -> int:

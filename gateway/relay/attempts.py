@@ -108,7 +108,7 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
                 _spend_retry(plane, place, pool, result)
             evacuated = evacuated or result.evacuated
             async with heartbeat(exchange, interval, place.turn), noting(exchange, place.turn):
-                if result.cause is Back.FAILED and exchange.failures == 1 and _is_alone(endpoint, work):
+                if result.cause is Back.FAILED and exchange.failures == 1 and _is_alone(endpoint, work, exchange):
                     await asyncio.sleep(SECOND_TRY)
                 dispatch = await _another_dispatch(plane, exchange, place, work, result)
     finally:
@@ -156,15 +156,15 @@ async def _another_dispatch(plane: Plane, exchange: Exchange, place: Place, work
         exchange.note_rule(command.rule)
         if command.outcome in FOR_WANT_OF_ROOM:
             metrics.refused(work.fingerprint, plane.clock())
-        raise refusal(command, result.message) from None
+        raise refusal(command, "" if result.cause is Back.LACKING else result.message) from None
     if result.cause is not Back.BUSY:
         metrics.retried(sent=True)
     return dispatch
 
 
-def _is_alone(endpoint: Endpoint, work: Work) -> bool:
-    """Whether no other endpoint takes a request now."""
-    return work.pool.healthy_for(work.demand) == [endpoint]
+def _is_alone(endpoint: Endpoint, work: Work, exchange: Exchange) -> bool:
+    """Whether no other endpoint takes the request now."""
+    return [e for e in work.pool.healthy_for(work.demand) if e.id not in exchange.lacking] == [endpoint]
 
 
 def _note_unanswered(exchange: Exchange, place: Place, work: Work, endpoint: Endpoint, cause: Back) -> None:

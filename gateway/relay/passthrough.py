@@ -53,13 +53,20 @@ class _Tried:
         until: when it waits no more for an endpoint that answers it.
         seen: how many endpoints may have seen it and did not answer.
         evacuated: whether it was taken off one.
-        reason: why the last one did not answer.
+        failed: whether one failed on it.
+        reason: why the last one that failed did not answer, or lacks what it names.
     """
 
     until: float
     seen: int = 0
     evacuated: bool = False
+    failed: bool = False
     reason: str = "it was not ready"
+
+    def note(self, reason: str, *, failed: bool = True) -> None:
+        """Note why an endpoint did not answer. One that only lacks something says nothing of one that failed."""
+        if failed or not self.failed:
+            self.failed, self.reason = failed, reason
 
     def goes_on(self, now: float) -> bool:
         """Whether it may wait, and be sent again."""
@@ -216,17 +223,20 @@ async def _pass(
             answer, piece = begun
             lacking, denied = endpoint.lacks(answer.status, model), endpoint.denies(answer.status)
             elsewhere = lacking or endpoint.lacks_route(answer.status, piece)
-            if (elsewhere or _failed(plane, endpoint, answer.status, piece)) and (
-                denied
-                or (
-                    len(asked) < _TRIES
-                    and another() is not None  # asked only now: each time is another turn
-                    and (elsewhere or _may_retry(plane, endpoint.pool))
+            if (elsewhere and tried.failed) or (  # its 404 is not what the other would have said
+                (elsewhere or _failed(plane, endpoint, answer.status, piece))
+                and (
+                    denied
+                    or (
+                        len(asked) < _TRIES
+                        and another() is not None  # asked only now: each time is another turn
+                        and (elsewhere or _may_retry(plane, endpoint.pool))
+                    )
                 )
             ):
                 answer.close()
                 exchange.unanswered(Back.LACKING if elsewhere else Back.FAILED)
-                tried.reason = DENIED if denied else f"it answered {answer.status}"
+                tried.note(DENIED if denied else f"it answered {answer.status}", failed=not elsewhere)
                 continue
             if not is_stream(answer.headers):  # behind a stream, the engine is still at work
                 on_answer()
@@ -255,11 +265,12 @@ async def _begun(
     try:
         return await _watched(plane, endpoint, begin, prompt_tokens, evacuated=tried.evacuated)
     except _EvacuatedError:
-        tried.seen, tried.evacuated, tried.reason = tried.seen + 1, True, "it went down, or hangs"
+        tried.seen, tried.evacuated = tried.seen + 1, True
+        tried.note("it went down, or hangs")
     except UpstreamError as error:
         endpoint.watch.failed(str(error))
         tried.seen += not isinstance(error, ConnectFailedError)
-        tried.reason = str(error)
+        tried.note(str(error))
     return None
 
 

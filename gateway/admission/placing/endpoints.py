@@ -125,19 +125,20 @@ class Endpoints:
     def eligible(self, request: RequestRecord) -> Sequence[EndpointRecord]:
         """Live endpoints that its front reaches and that can serve the request.
 
-        The holder of what it goes on with counts alone, if it is among them and lacks nothing else. One that failed on
-        it, could not be reached for it, or lacks what it names, counts only if there is no other.
+        The holder of what it goes on with counts alone, if it is live and lacks nothing else. One that failed on it, or
+        could not be reached for it, counts only if there is no other, and one that lacks what it names only then.
         """
         longest, fitting = self.least(request), self.live
         if longest > self._longest_everywhere:
             fitting = [e for e in fitting if e.longest_prompt >= longest]
-        if self.reach.until:
-            fitting = [e for e in fitting if self.reach.reaches(request.arrival.request, e.id)]
         if (holder := request.arrival.holder) is not None and holder not in request.lacking:
             fitting = [e for e in fitting if e.id == holder] or fitting
-        if request.avoid:
-            return [e for e in fitting if e.id not in request.avoid] or fitting
-        return fitting
+        if self.reach.until:
+            fitting = [e for e in fitting if self.reach.reaches(request.arrival.request, e.id)]
+        if not request.avoid:
+            return fitting
+        others = [e for e in fitting if e.id not in request.avoid]
+        return others or [e for e in fitting if e.id not in request.lacking] or fitting
 
     def _lane(self, longest_prompt: int, request: RequestRecord) -> LaneKey:
         front = self.reach.limited(request.arrival.request) if self.reach.until else None

@@ -1,5 +1,7 @@
 """The product, as scripts: what the core is told, and what it answers."""
 
+from itertools import count, islice
+
 import pytest
 
 from gateway.admission.commands import Dispatch
@@ -514,3 +516,27 @@ class TestRetryAfter:
         (refusal,) = [c for c in p.controller.handle(arrived(200), 30.0) if hasattr(c, "outcome")]
         assert refusal.outcome is Outcome.QUEUE_FULL
         assert 10 <= refusal.retry_after <= 12 * 1.25 * 1.1
+
+
+class TestFairness:
+    @pytest.mark.parametrize("end", [lambda r: done(r, 0), lambda r: Finished(r, Verdict.FAILED)], ids=["4xx", "5xx"])
+    def test_a_flow_without_a_token_pays_for_the_places_that_it_held(self, play, end):
+        """Free of charge it went first at every place that it freed."""
+        core, numbers, placed = play(ttl=1e6).controller, count(), []
+
+        def tell(event, now):
+            placed.extend(c.request for c in core.handle(event, now) if isinstance(c, Dispatch))
+
+        tell(up("a", seqs=1), 0.0)
+        for second in (0, 1):
+            tell(scrape("a", float(second), running=1, waiting=0, tokens=30.0 * second), float(second))
+        for request in islice(numbers, 16):
+            tell(arrived(request, flow="broken" if request % 2 else "sound"), 1.0)
+        now, held = 1.0, {"broken": 0.0, "sound": 0.0}
+        while now < 60:
+            request = placed.pop()
+            flow, seconds = ("broken", 0.5) if request % 2 else ("sound", 1.0)
+            now, held[flow] = now + seconds, held[flow] + seconds
+            tell(arrived(request + 16, flow=flow), now)
+            tell(end(request) if request % 2 else done(request, 30), now)
+        assert held["sound"] > 25

@@ -437,6 +437,14 @@ async def test_a_route_that_an_endpoint_lacks_is_asked_of_one_other(hurried):
     assert not plane.in_flight
 
 
+@pytest.mark.parametrize("absent", [MISSING, NO_ROUTE])
+async def test_what_failed_where_another_lacks_it_is_tried_there_again(plane, absent):
+    plane.up("b", loras=("sql",))
+    plane.replies += [Reply(absent, status=404), Reply(b"{}", status=500), Reply(WHOLE)]
+    assert (await plane.ask(ADAPTED if absent is MISSING else b'{"messages":[]}').ended()).status == 200
+    assert [url for url, *_ in plane.sent] == ["http://a", "http://b", "http://b"]
+
+
 # Behind a heartbeat.
 
 FIRST = comment(Turn(1, None))

@@ -150,6 +150,15 @@ async def test_a_route_that_an_endpoint_lacks_is_asked_of_another(plane):
     assert plane.watch("a").failures + plane.watch("b").failures == []
 
 
+@pytest.mark.parametrize("absent", [MISSING, NO_ROUTE])
+async def test_what_another_lacks_is_not_the_answer_of_one_that_failed(plane, absent):
+    plane.up("b", loras=("sql",))
+    plane.replies += [LOST, Reply(absent, status=404), Reply(b"{}")]
+    client = await ended(ask(plane, b'{"model":"sql"}'))
+    assert [url for url, *_ in plane.sent] == ["http://b", "http://a", "http://b"]
+    assert client.status == 200
+
+
 async def test_a_key_of_ours_that_an_endpoint_does_not_accept_is_not_the_clients_fault(plane):
     plane.replies.append(Reply(b"{}", status=401))
     assert (await ended(ask(plane))).status == 401, "the client's own key is its own business"

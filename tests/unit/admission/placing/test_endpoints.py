@@ -182,6 +182,16 @@ def test_the_one_that_failed_is_left_out_where_there_is_another(endpoints):
     assert names(endpoints.eligible(request(50, avoid="a"))) == ["b"]
 
 
+def test_one_that_lacks_what_it_names_comes_after_one_that_failed(endpoints):
+    for name in ("a", "b"):
+        endpoints.apply(EndpointUp(name, of(100)), 0.0)
+    both = request(50)
+    both.lacking, both.avoid = frozenset({"a"}), frozenset({"a", "b"})
+    assert names(endpoints.eligible(both)) == ["b"]
+    both.lacking = both.avoid
+    assert names(endpoints.eligible(both)) == ["a", "b"]
+
+
 def test_the_holder_of_what_it_goes_on_with_is_the_only_one_while_it_is_live(endpoints):
     for name in ("a", "b", "c"):
         endpoints.apply(EndpointUp(name, of(100)), 0.0)
@@ -191,6 +201,9 @@ def test_the_holder_of_what_it_goes_on_with_is_the_only_one_while_it_is_live(end
     lacking = request(50, holder="b", avoid="b")
     lacking.lacking = lacking.avoid
     assert names(endpoints.eligible(lacking)) == ["a", "c"], "an adapter, too"
+    endpoints.reach.lost(1, "b", 0.0)
+    assert endpoints.eligible(request(50, holder="b")) == [], "it waits, as for the only one"
+    endpoints.reach.found("b")
     assert endpoints.lane(request(50, holder="b")) == (99, frozenset(), None, "b")
     endpoints.apply(EndpointDown("b", "killed"), 1.0)
     assert names(endpoints.eligible(request(50, holder="b"))) == ["a", "c"]
