@@ -463,7 +463,7 @@ class AdmissionController:
         elif tokens is None and event.verdict is Verdict.DONE:  # it completed without its length
             used = request.cost
         else:
-            used = _held(request, flight, now)
+            used = 0.0 if event.verdict is Verdict.UNSERVED else _held(request, flight, now)
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
         self._waits.drain_rate.completed(used, now)
         if length:

@@ -178,7 +178,7 @@ class Back(Enum):
     UNREACHED = auto()
     """Its front could not connect. That says nothing of what other fronts can reach."""
     LACKING = auto()
-    """The endpoint does not serve what it names, and another one does. That says nothing of other requests."""
+    """The endpoint has no such model or route, and another one may have it. That says nothing of other requests."""
 
 
 @dataclass(frozen=True, slots=True)

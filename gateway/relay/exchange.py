@@ -78,7 +78,7 @@ class Exchange:
         endpoint: the last one it was sent to.
         engaged: whether that one is at work on it, or has answered it.
         failures: number of endpoints here that failed on it.
-        lacking: endpoints that answered that they do not serve the model it asks for, while another does.
+        lacking: endpoints that answered that they have no such model or route, while another may have it.
         overhead: seconds from `received` to its first dispatch to an endpoint, less `waited`.
         first_event: when the first event of a streamed answer was ready to leave.
         usage: of its answer, as the endpoint says.

@@ -108,6 +108,7 @@ async def _by_another(
         if server is None and (pool is None or pool is own or not pool.healthy()):
             continue
         exchange.count = exchange.demand = exchange.max_tokens = exchange.endpoint = None
+        exchange.lacking = frozenset()
         model = fallback.model or asked.request.model
         tried = structs.replace(asked, request=structs.replace(asked.request, model=model))
         try:

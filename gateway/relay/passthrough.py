@@ -53,20 +53,13 @@ class _Tried:
         until: when it waits no more for an endpoint that answers it.
         seen: how many endpoints may have seen it and did not answer.
         evacuated: whether it was taken off one.
-        failed: whether one failed on it.
-        reason: why the last one that failed did not answer, or lacks what it names.
+        reason: why the last one did not answer.
     """
 
     until: float
     seen: int = 0
     evacuated: bool = False
-    failed: bool = False
     reason: str = "it was not ready"
-
-    def note(self, reason: str, *, failed: bool = True) -> None:
-        """Note why an endpoint did not answer. One that only lacks something says nothing of one that failed."""
-        if failed or not self.failed:
-            self.failed, self.reason = failed, reason
 
     def goes_on(self, now: float) -> bool:
         """Whether it may wait, and be sent again."""
@@ -186,7 +179,7 @@ async def _pass(
         _UnansweredError: no endpoint has answered, and it may wait for one that does.
     """
     asked: set[EndpointId] = set()
-    lacking = False
+    lacking = failed = False
 
     def another() -> Endpoint | None:
         return next((e for e in offered() if e.id not in asked and (not lacking or e.tells(model))), None)
@@ -219,11 +212,12 @@ async def _pass(
                 return await exchange.refuse(Outcome.UPSTREAM_TIMEOUT, "The endpoint did not answer in time.")
             if begun is None:
                 exchange.unanswered(Back.FAILED)
+                failed = True
                 continue
             answer, piece = begun
             lacking, denied = endpoint.lacks(answer.status, model), endpoint.denies(answer.status)
             elsewhere = lacking or endpoint.lacks_route(answer.status, piece)
-            if (elsewhere and tried.failed) or (  # its 404 is not what the other would have said
+            if (elsewhere and failed) or (  # its 404 is not what the one that failed would have said
                 (elsewhere or _failed(plane, endpoint, answer.status, piece))
                 and (
                     denied
@@ -236,7 +230,9 @@ async def _pass(
             ):
                 answer.close()
                 exchange.unanswered(Back.LACKING if elsewhere else Back.FAILED)
-                tried.note(DENIED if denied else f"it answered {answer.status}", failed=not elsewhere)
+                tried.reason = tried.reason if failed else DENIED if denied else f"it answered {answer.status}"
+                tried.seen += not (elsewhere or denied)
+                failed = failed or not elsewhere
                 continue
             if not is_stream(answer.headers):  # behind a stream, the engine is still at work
                 on_answer()
@@ -266,11 +262,11 @@ async def _begun(
         return await _watched(plane, endpoint, begin, prompt_tokens, evacuated=tried.evacuated)
     except _EvacuatedError:
         tried.seen, tried.evacuated = tried.seen + 1, True
-        tried.note("it went down, or hangs")
+        tried.reason = "it went down, or hangs"
     except UpstreamError as error:
         endpoint.watch.failed(str(error))
         tried.seen += not isinstance(error, ConnectFailedError)
-        tried.note(str(error))
+        tried.reason = str(error)
     return None
 
 

@@ -412,11 +412,12 @@ class Link:
 
     async def leave_figures(self) -> None:
         """Leave the owner this front's last figures."""
-        if self._line is not None:
-            await self._tell_figures(None)
+        line = self._line
+        if line is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PARTED_WITHIN):
-                    await self._line.taken()
+                    await self._tell_figures(None)
+                    await line.taken()
 
     def close(self) -> None:
         """Stop the timers."""

@@ -143,7 +143,7 @@ class EngineCounter:
         Raises:
             QuestionRefusedError: the engine refused to count it.
             InvalidRequestError: it cannot take the request, as it says.
-            RouteMissingError: one has no such route, and no other answered.
+            RouteMissingError: two have no such route, or one, and no other answered.
             CountUnavailableError: no engine answered.
             OutOfDescriptorsError: this process could not ask any.
         """
@@ -157,6 +157,8 @@ class EngineCounter:
             except CountUnavailableError as error:
                 failure, unreached = str(error), isinstance(error, EngineUnreachedError)
             except RouteMissingError as error:
+                if missing is not None:  # a second one: not all of many are asked
+                    raise
                 missing = error
             else:
                 return tuple(cut(tokens, work.encoding, max_model_len) for tokens in counts)

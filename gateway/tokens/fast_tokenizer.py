@@ -195,7 +195,7 @@ def _special_tokens(config: Json, kind: str | None) -> tuple[dict[str, str], lis
     if isinstance(extra, dict) and not config.get("additional_special_tokens"):
         return named | {name: _content(token) for name, token in extra.items()}, []
     if not isinstance(extra, list):
-        raise UnlikeError("extra_special_tokens is no list")
+        raise UnlikeError("extra_special_tokens has another form")
     return named, [_content(token) for token in extra]
 
 

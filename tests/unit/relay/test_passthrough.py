@@ -159,6 +159,20 @@ async def test_what_another_lacks_is_not_the_answer_of_one_that_failed(plane, ab
     assert client.status == 200
 
 
+async def test_what_all_lack_is_soon_said_whatever_failed_before(plane):
+    plane.replies += [ConnectFailedError("refused"), *(Reply(NO_ROUTE, status=404) for _ in range(3))]
+    assert (await ended(ask(plane))).status == 404
+    assert len(plane.sent) == 4
+
+
+async def test_where_one_lacks_it_another_that_fails_is_asked_twice_at_most(plane):
+    for _ in range(4):
+        plane.replies += [Reply(BROKEN, status=500), Reply(NO_ROUTE, status=404)]
+    client = await ended(ask(plane))
+    assert (client.status, error(client)["message"]) == (502, "The endpoint did not answer: it answered 500.")
+    assert len(plane.sent) == 3
+
+
 async def test_a_key_of_ours_that_an_endpoint_does_not_accept_is_not_the_clients_fault(plane):
     plane.replies.append(Reply(b"{}", status=401))
     assert (await ended(ask(plane))).status == 401, "the client's own key is its own business"

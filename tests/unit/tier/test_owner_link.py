@@ -643,6 +643,16 @@ async def test_the_last_figures_of_a_front_come_after_those_it_was_asked_for(wor
     await parting
 
 
+async def test_an_owner_that_goes_meanwhile_is_not_waited_for(world):
+    await world.welcome()
+    world.counted.clear()
+    parting = asyncio.create_task(world.link.leave_figures())
+    await turns()
+    await world.lose()
+    world.counted.set()
+    await asyncio.wait_for(parting, PARTED_WITHIN)
+
+
 async def test_an_owner_that_takes_nothing_is_not_waited_for_long(world):
     await world.welcome()
     world.owner.untaken = 1

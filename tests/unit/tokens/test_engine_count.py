@@ -134,6 +134,8 @@ async def test_another_engine_is_asked_that_may_have_the_route() -> None:
     older = engine_at(FIRST, lambda _: httpx.Response(404))
     newer = engine_at(SECOND, lambda _: httpx.Response(200, content=b'{"count": 7}'))
     assert await EngineCounter(lambda: (older, newer), lambda: 5).count(work(ask("a")), 1000, flow="f") == (7,)
+    with pytest.raises(RouteMissingError):
+        await EngineCounter(lambda: (older, older, newer), lambda: 5).count(work(ask("a")), 1000, flow="f")
     gone = engine_at(SECOND, lambda _: httpx.Response(503))
     with pytest.raises(RouteMissingError):
         await EngineCounter(lambda: (older, gone), lambda: 5).count(work(ask("a")), 1000, flow="f")
