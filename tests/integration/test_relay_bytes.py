@@ -225,8 +225,11 @@ async def test_what_is_not_admitted_is_relayed_and_responses_are_followed():
 
 async def test_relayed_requests_are_shared_out():
     async with FakeVllm() as first, FakeVllm() as second, gateway(first, second) as kvgate:
+        for fake in (first, second):  # it has no such route, and what it lacks is asked of the other, too
+            for _ in range(2):
+                fake.faults.add(Fault(FaultKind.STATUS, path="/v1/embeddings", status=422))
         for _ in range(4):
-            await kvgate.client.post("/v1/embeddings", json={"input": "x"})
+            assert (await kvgate.client.post("/v1/embeddings", json={"input": "x"})).status_code == 422
         relayed = [[seen for seen in fake.seen if seen.path == "/v1/embeddings"] for fake in (first, second)]
         assert [len(seen) for seen in relayed] == [2, 2]
 
