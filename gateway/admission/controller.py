@@ -455,9 +455,7 @@ class AdmissionController:
         length = reservation.reported if tokens is None else tokens
         if event.verdict is Verdict.DONE and length:
             self._predictor.learn(request.kind, -(-length // reservation.sequences), reservation.limit)
-        generated = tokens
-        if generated is None:
-            generated = _generated(flight, now)
+        generated = _generated(flight, now) if tokens is None else tokens
         if generated or aborted:
             used = service(request.size, generated)
         elif tokens is None and event.verdict is Verdict.DONE:  # it completed without its length

@@ -216,23 +216,20 @@ async def _pass(
                 continue
             answer, piece = begun
             lacking, denied = endpoint.lacks(answer.status, model), endpoint.denies(answer.status)
-            elsewhere = lacking or endpoint.lacks_route(answer.status, piece)
-            if (elsewhere and failed) or (  # its 404 is not what the one that failed would have said
-                (elsewhere or _failed(plane, endpoint, answer.status, piece))
-                and (
-                    denied
-                    or (
-                        len(asked) < _TRIES
-                        and another() is not None  # asked only now: each time is another turn
-                        and (elsewhere or _may_retry(plane, endpoint.pool))
-                    )
-                )
+            absent = lacking or endpoint.lacks_route(answer.status, piece)
+            broken = not absent and _failed(plane, endpoint, answer.status, piece)
+            hidden = denied or (absent and failed)  # its 404 is not what the one that failed would have said
+            if hidden or (
+                (absent or broken)
+                and len(asked) < _TRIES
+                and another() is not None  # asked only now: each time is another turn
+                and (absent or _may_retry(plane, endpoint.pool))
             ):
                 answer.close()
-                exchange.unanswered(Back.LACKING if elsewhere else Back.FAILED)
+                exchange.unanswered(Back.LACKING if absent else Back.FAILED)
                 tried.reason = tried.reason if failed else DENIED if denied else f"it answered {answer.status}"
-                tried.seen += not (elsewhere or denied)
-                failed = failed or not elsewhere
+                tried.seen += broken and not denied
+                failed = failed or broken
                 continue
             if not is_stream(answer.headers):  # behind a stream, the engine is still at work
                 on_answer()
@@ -261,8 +258,7 @@ async def _begun(
     try:
         return await _watched(plane, endpoint, begin, prompt_tokens, evacuated=tried.evacuated)
     except _EvacuatedError:
-        tried.seen, tried.evacuated = tried.seen + 1, True
-        tried.reason = "it went down, or hangs"
+        tried.seen, tried.evacuated, tried.reason = tried.seen + 1, True, "it went down, or hangs"
     except UpstreamError as error:
         endpoint.watch.failed(str(error))
         tried.seen += not isinstance(error, ConnectFailedError)
@@ -279,9 +275,7 @@ def _failed(plane: Plane, endpoint: Endpoint, status: int, piece: bytes) -> bool
     means = endpoint.kind.meaning(status, error_message(piece)) if status >= HTTPStatus.BAD_REQUEST else None
     of_request = status == HTTPStatus.NOT_IMPLEMENTED or means in {Meaning.BUSY, Meaning.INVALID}
     failed = (status >= HTTPStatus.INTERNAL_SERVER_ERROR and not of_request) or means is Meaning.FAILED
-    if failed or (
-        status == HTTPStatus.NOT_FOUND and not endpoint.lacks_route(status, piece)
-    ):  # perhaps another engine's
+    if failed or status == HTTPStatus.NOT_FOUND:  # perhaps it is another engine by now
         endpoint.watch.failed(f"it answered {status}", dead=means is Meaning.DEAD)
     if failed or status < HTTPStatus.BAD_REQUEST:
         endpoint.note_answer(plane.clock(), failed=failed)
