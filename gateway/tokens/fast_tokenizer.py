@@ -105,14 +105,13 @@ class FastTokenizer:
         self.compiled = True
         self.longest = max(map(len, backend.get_vocab()))
         self.special_tokens = frozenset(special)
-        self.backend: Backend | None = backend
-        self._backend = backend
+        self.backend = backend
         self._named = named
         self._templates = _templates(folder, config)
 
     def encode(self, text: str, *, special: bool) -> Tokens:
         """See `Tokenizer.encode`."""
-        return backend_encoded(self._backend, text, special=special)
+        return backend_encoded(self.backend, text, special=special)
 
     def template(self, given: str | None, *, tools: bool) -> str | None:
         """See `Tokenizer.template`."""

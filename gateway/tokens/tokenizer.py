@@ -41,8 +41,10 @@ class Tokenizer(Protocol):
     """Whether it encodes by compiled code alone."""
     special_tokens: frozenset[str]
     """Those that the model's files name as special."""
-    backend: "Backend | None"
-    """The fast tokenizer, if encoding is nothing but a call of it in which special tokens of a text are found."""
+
+    @property
+    def backend(self) -> "Backend | None":
+        """The fast tokenizer, if encoding is nothing but a call of it in which special tokens of a text are found."""
 
     def encode(self, text: str, *, special: bool) -> Tokens:
         """The tokens of a text; with `special`, those that the tokenizer puts around one, too."""
