@@ -376,14 +376,14 @@ class Attempt:
     async def _failed_unseen(self, flight: Flight, failure: Failure) -> Ended | Retryable:
         """The answer had status 200 and is a failure, whole or in its first event. The client has seen none of it."""
         kind = self._endpoint.kind
-        if failure.kind is FailureKind.BUSY or (failure.kind is FailureKind.ABORTED and kind.aborts_if_full):
+        if failure.kind is FailureKind.BUSY:
             return Retryable(Back.BUSY, failure.message)
         if failure.kind is FailureKind.REFUSED and self._may_refuse:
             flight.delivering = True
             outcome = _REFUSED_AS.get(kind.meaning(failure.status, failure.message), Outcome.INVALID_REQUEST)
             return Ended(await self._exchange.refuse(outcome, failure.message), Verdict.DONE)
         self._report(failure)
-        lives = failure.kind is not FailureKind.ABORTED and not self._dead(failure)
+        lives = not self._aborts(failure) and not self._dead(failure)
         return Retryable(Back.FAILED, f"The endpoint failed: {_sentence(failure.message)}", live_error=lives)
 
     async def _failed_midway(self, failure: Failure) -> Ended:
@@ -393,8 +393,12 @@ class Attempt:
         )
 
     def _report(self, failure: Failure) -> None:
-        aborted = failure.kind is FailureKind.ABORTED
-        self._endpoint.watch.failed(failure.message, aborted=aborted, dead=self._dead(failure))
+        aborts = self._aborts(failure)
+        self._endpoint.watch.failed(failure.message, aborted=aborts, dead=self._dead(failure))
+
+    def _aborts(self, failure: Failure) -> bool:
+        """Whether the engine gives its requests up, and not this one only."""
+        return failure.kind is FailureKind.ABORTED and not self._endpoint.kind.aborts_while_well
 
     def _dead(self, failure: Failure) -> bool:
         return self._endpoint.kind.meaning(failure.status, failure.message) is Meaning.DEAD

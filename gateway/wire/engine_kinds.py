@@ -86,8 +86,8 @@ class EngineKind:
         caseless: whether it takes the name of a field for the same in any case of its letters.
         clamps: whether it cuts `max_tokens` to its length; None if it has to be asked.
         tells_one: whether the `usage` of several sequences is that of one of them.
-        aborts_if_full: whether it ends what it has no room for with `finish_reason` "abort", in an answer with status
-            200.
+        aborts_while_well: whether it ends streams with `finish_reason` "abort" while it is well: for want of room, or
+            as they ask for what it cannot do. Others do so as they shut down.
         ends_completions: whether it ends one without a limit after 16 tokens, as OpenAI does. Others go on.
     """
 
@@ -106,7 +106,7 @@ class EngineKind:
     caseless: bool = False
     clamps: bool | None = None
     tells_one: bool = False
-    aborts_if_full: bool = False
+    aborts_while_well: bool = False
     ends_completions: bool = False
 
     def meaning(self, status: int, message: str) -> Meaning | None:
@@ -171,7 +171,7 @@ SGLANG = EngineKind(
     ),
     ill="it starts, ends or generates nothing",
     clamps=False,
-    aborts_if_full=True,
+    aborts_while_well=True,
     ends_completions=True,
 )
 """Its health route generates a token if nothing else runs, and takes a second. Of priorities it takes the highest

@@ -264,7 +264,7 @@ BROKEN = b'{"error":"Request failed during generation: oops","error_type":"gener
 @pytest.mark.parametrize(
     ("kind", "failure", "failed"),
     [
-        ("sglang", stream(ABORT), []),
+        ("sglang", stream(ABORT), [("the engine gave the request up", {"aborted": False, "dead": False})]),
         ("tgi", Reply(OVERLOADED, status=429), []),
         ("tgi", stream(b'data:{"error":{"message":"Model is overloaded","http_status_code":422}}\n\n'), []),
         ("tgi", Reply(BROKEN, status=424), [("it answered 424", {"dead": False})]),
@@ -283,6 +283,18 @@ async def test_another_engine_fails_in_its_own_words(plane, of_kind, kind, failu
     first, second = (base_url.removeprefix("http://") for base_url, *_ in plane.sent)
     assert first != second
     assert plane.watch(first).failures == failed
+
+
+async def test_an_abort_of_an_engine_that_is_well_says_nothing_about_it(plane, of_kind):
+    """SGLang 0.5.6 and 0.5.9 end so what they cannot do, once or after the first event."""
+    of_kind("sglang")
+    plane.replies.extend([stream(ABORT), stream(ABORT), stream(TOKEN, ABORT)])
+    client = plane.ask(STREAMED)
+    assert await outcome(plane, client) == "upstream_error"
+    assert (client.status, len(plane.sent)) == (502, 2), "queued again, it would be sent for as long as it may wait"
+    client = plane.ask(STREAMED)
+    assert await outcome(plane, client) == "upstream_error"
+    assert {told["aborted"] for name in "ab" for _, told in plane.watch(name).failures} == {False}
 
 
 TOO_LONG = "Input validation error: `inputs` must have less than 9 tokens. Given: 10"
