@@ -48,6 +48,7 @@ from gateway.admission.explanation import Explanation, explain
 from gateway.admission.limits.limit import Exceeded
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.admission.placing.endpoint import EndpointRecord
+from gateway.admission.placing.in_flight import InFlight
 from gateway.admission.placing.presence import EndpointEvent
 from gateway.admission.placing.request import LaneKey, RequestRecord, service
 from gateway.admission.placing.request_lifecycle import State, Trigger
@@ -88,21 +89,6 @@ _CLOSED: Final = OfferResult.CLOSED
 _TAKEN: Final = OfferResult.TAKEN
 _OTHER_FLOWS: Final = Next.OTHER_FLOWS
 _NOBODY: Final = Next.NOBODY
-
-
-class InFlight:
-    """The endpoint and the reservation of one request in flight."""
-
-    __slots__ = ("endpoint", "made", "reservation", "tokens")
-
-    def __init__(self, endpoint: EndpointRecord, reservation: Reservation, tokens: float) -> None:
-        self.endpoint = endpoint
-        self.reservation = reservation
-        self.tokens = tokens
-        """Expected tokens at its end."""
-        self.made: int | None = None
-        """Output tokens when its engine was done with it, by the clock. Then its reservation is released, and only its
-        end is yet to come."""
 
 
 class AdmissionController:
@@ -429,6 +415,8 @@ class AdmissionController:
 
         The end of such an answer may come a minute later. Until then its request would keep others out.
         """
+        if not first < last:  # the same scrape again
+            return
         done = [
             identifier
             for identifier, since in self._behind.items()
@@ -436,10 +424,7 @@ class AdmissionController:
         ]
         for identifier in done:
             flight = self._delivering[identifier] = self._leave_endpoint(self._requests[identifier], now)
-            made = endpoint.ledger.tokens_so_far(flight.reservation, first)
-            self._release(flight, None, now, aborted=False)
-            flight.made = made
-            endpoint.delivering += 1
+            flight.let_go(first, now)
         if done:
             self._endpoints.advance(endpoint, now)
 
@@ -455,20 +440,20 @@ class AdmissionController:
         length = reservation.reported if tokens is None else tokens
         if event.verdict is Verdict.DONE and length:
             self._predictor.learn(request.kind, -(-length // reservation.sequences), reservation.limit)
-        generated = _generated(flight, now) if tokens is None else tokens
+        generated = flight.generated(now) if tokens is None else tokens
         if generated or aborted:
             used = service(request.size, generated)
         elif tokens is None and event.verdict is Verdict.DONE:  # it completed without its length
             used = request.cost
         else:
-            used = 0.0 if event.verdict is Verdict.UNSERVED else _held(request, flight, now)
+            used = 0.0 if event.verdict is Verdict.UNSERVED else flight.held(request, now)
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
         self._waits.drain_rate.completed(used, now)
         if length:
             self._endpoints.generated(endpoint)
         elif event.verdict is Verdict.FAILED:
             self._endpoints.failed(endpoint, now)
-        self._release(flight, tokens, now, aborted=aborted)
+        flight.release(tokens, now, aborted=aborted)
         self._endpoints.advance(endpoint, now)
 
     def _returned(self, event: Returned, now: float) -> None:
@@ -477,8 +462,8 @@ class AdmissionController:
             return
         flight = self._leave_endpoint(request, now)
         endpoint = flight.endpoint
-        self._release(flight, None, now, aborted=False)
-        used = _held(request, flight, now) if event.why is Back.FAILED else 0.0
+        flight.release(None, now, aborted=False)
+        used = flight.held(request, now) if event.why is Back.FAILED else 0.0
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
         match event.why:
             case Back.BUSY:
@@ -510,14 +495,6 @@ class AdmissionController:
         if self._kv_shares.shares:
             self._kv_shares.left(flow, identifier)
         return flight
-
-    @staticmethod
-    def _release(flight: InFlight, tokens: int | None, now: float, *, aborted: bool) -> None:
-        """Release the reservation of a request that has left its endpoint, unless it was let go before."""
-        if flight.made is not None:
-            flight.endpoint.delivering -= 1
-        else:
-            flight.endpoint.release(flight.reservation, tokens, now, aborted=aborted)
 
     def _refuse(
         self,
@@ -604,7 +581,7 @@ class AdmissionController:
         if endpoint is not None:
             previous = endpoint.observed
             self._endpoints.observe(endpoint, event, now)
-            if self._behind and previous is not None and _were_empty(previous, event):
+            if self._behind and previous is not None and previous.idle and event.idle:
                 self._let_go(endpoint, previous.sampled_at, event.sampled_at, now)
 
     def _recall(self, event: Learned, _now: float) -> None:
@@ -763,29 +740,6 @@ class AdmissionController:
         if due < self._wake_at:
             self._wake_at = due
             self._commands.append(WakeAt(due))
-
-
-def _held(request: RequestRecord, flight: InFlight, now: float) -> float:
-    """Service of a request without a token: what others would have had in its place meanwhile.
-
-    Free of charge, a flow whose requests the engine refuses or fails on went first at every place that it freed.
-    """
-    reservation, endpoint = flight.reservation, flight.endpoint
-    tokens = (now - reservation.sent_at) * endpoint.decode_rate * reservation.sequences
-    return min(TUNING.output_weight * tokens, request.cost)
-
-
-def _generated(flight: InFlight, now: float) -> int:
-    """Output tokens of a request so far, as reported or by the clock, which does not go on for what was let go."""
-    if flight.made is None:
-        return flight.endpoint.ledger.tokens_so_far(flight.reservation, now)
-    return max(flight.reservation.reported, flight.made)
-
-
-def _were_empty(previous: Observed, sample: Observed) -> bool:
-    """Whether an engine said twice that no request runs, and none waits for room."""
-    said = previous.running, previous.waiting, sample.running, sample.waiting
-    return previous.sampled_at < sample.sampled_at and said == (0, 0, 0, 0)
 
 
 def _claimed_by_others(

@@ -282,6 +282,11 @@ class Observed:
     """The engine's counter of generated tokens."""
     preemptions: float | None = None
 
+    @property
+    def idle(self) -> bool:
+        """Whether the engine says that no request runs, and none waits for room."""
+        return self.running == self.waiting == 0
+
 
 @dataclass(frozen=True, slots=True)
 class Outputs:

@@ -1,0 +1,60 @@
+"""What a request in flight holds, has had and pays for."""
+
+import pytest
+
+from gateway.admission.commands import Dispatch
+from gateway.admission.placing.in_flight import InFlight
+from gateway.admission.tuning import TUNING
+from tests.unit.admission.playbook import arrived, at, progress, scrape, up
+
+RATE = 10
+
+
+@pytest.fixture
+def p(play):
+    """A request on an endpoint of 100 blocks that makes 10 tokens a second for each sequence; it is 20 s."""
+    p = play() >> up("a", blocks=100) >> arrived(1, blocks=20, n=2) << Dispatch(1, "a")
+    for second in range(21):
+        p >> at(second) >> scrape("a", second, kv=0.2, running=2, waiting=0, tokens=2 * RATE * second)
+    return p
+
+
+@pytest.fixture
+def flight(p) -> InFlight:
+    (flight,) = p.controller._flights.values()
+    return flight
+
+
+def test_it_has_had_what_the_clock_says_or_more_if_that_was_told(p, flight):
+    assert flight.generated(p.now) == 0, "the clock begins with its first token"
+    p >> progress(r1=2)
+    by_clock = flight.generated(p.now)
+    assert flight.generated(p.now + 1) > by_clock
+    p >> progress(r1=by_clock + 100)
+    assert flight.generated(p.now) == by_clock + 100
+
+
+def test_released_at_its_end_it_holds_nothing(p, flight):
+    flight.release(5, p.now, aborted=False)
+    assert (p.endpoint("a").sequences, flight.endpoint.delivering) == (0, 0)
+
+
+def test_let_go_it_holds_nothing_and_the_clock_stands_still(p, flight):
+    p >> progress(r1=2) >> at(30)
+    made = flight.generated(p.now - 5)
+    assert made > 2
+    flight.let_go(p.now - 5, p.now)
+    assert (p.endpoint("a").sequences, flight.endpoint.delivering) == (0, 1)
+    assert flight.generated(p.now) == flight.generated(p.now + 60) == made
+    flight.release(None, p.now + 60, aborted=False)
+    assert flight.endpoint.delivering == 0
+
+
+def test_without_a_token_it_pays_for_its_place_but_never_more_than_it_was_charged(p, flight):
+    (request,) = p.controller._requests.values()
+    place = TUNING.output_weight * 2 * flight.endpoint.decode_rate
+    assert flight.endpoint.decode_rate == pytest.approx(RATE, rel=0.3)
+    request.cost = 1e9
+    assert flight.held(request, p.now) == pytest.approx(20 * place)
+    request.cost = 3.0
+    assert flight.held(request, p.now) == 3.0
