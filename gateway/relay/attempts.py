@@ -97,11 +97,13 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
                 if usage is not told:
                     exchange.usage = usage
                 unreported = 0 if result.outcome is Outcome.ENDPOINT_REFUSED else None
-                place.release(result.verdict, unreported if usage is None else usage.completion_tokens)
+                # Not 0 for a prompt that was only read: that is a refusal's, and would be charged no prompt.
+                place.release(result.verdict, unreported if usage is None else max(1, usage.completion_tokens))
                 if usage is not None and told is not None and told.prompt_tokens:
                     handed_to = None if ids is None else endpoint.base_url
                     pool.counter.settle(work.count, usage.prompt_tokens, handed_to=handed_to)
                 return result.outcome
+            await plane.second_tries.pass_through()
             _note_unanswered(exchange, place, work, endpoint, result.cause)
             if result.live_error and not failed:
                 failed = True  # the core ends it at its second failure, so it spends one retry at most

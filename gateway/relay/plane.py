@@ -13,6 +13,7 @@ from gateway.relay.client_identity import Clients
 from gateway.relay.flights import Flights
 from gateway.relay.lobby import Lobby
 from gateway.relay.payload import Room
+from gateway.runtime.turnstile import Turnstile
 from gateway.tokens.pool import CountingPool
 from gateway.upstream.interface import Upstream
 
@@ -31,6 +32,7 @@ class Plane:
         bodies: memory that request bodies may hold until their answers begin.
         hash_key: of the hashes of bodies and of prefixes.
         ids: of requests; those of two fronts never meet.
+        second_tries: what is sent again passes here: when an engine dies, all that it had unanswered comes at once.
     """
 
     settings: Settings
@@ -47,6 +49,7 @@ class Plane:
     hash_key: bytes
     ids: Iterator[int]
     elsewhere: Mapping[FallbackSettings, Endpoint] = field(default_factory=dict)
+    second_tries: Turnstile = field(default_factory=Turnstile)
 
     def new_request(self) -> RequestId:
         """An id that no request had before."""

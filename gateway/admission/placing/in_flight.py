@@ -43,5 +43,6 @@ class InFlight:
 
         Free of charge, a flow whose requests the engine refuses or fails on went first at every place that it freed.
         """
-        tokens = (now - self.reservation.sent_at) * self.endpoint.decode_rate * self.reservation.sequences
+        rate = max(self.endpoint.decode_rate, TUNING.place_rate) * self.reservation.sequences
+        tokens = (now - self.reservation.sent_at) * rate
         return min(TUNING.output_weight * tokens, request.cost)

@@ -520,15 +520,16 @@ class TestRetryAfter:
 
 class TestFairness:
     @pytest.mark.parametrize("end", [lambda r: done(r, 0), lambda r: Finished(r, Verdict.FAILED)], ids=["4xx", "5xx"])
-    def test_a_flow_without_a_token_pays_for_the_places_that_it_held(self, play, end):
-        """Free of charge it went first at every place that it freed."""
+    @pytest.mark.parametrize("measured", [True, False])
+    def test_a_flow_without_a_token_pays_for_the_places_that_it_held(self, play, end, measured):
+        """Free of charge it went first at every place that it freed. `measured`: whether there were tokens before."""
         core, numbers, placed = play(ttl=1e6).controller, count(), []
 
         def tell(event, now):
             placed.extend(c.request for c in core.handle(event, now) if isinstance(c, Dispatch))
 
         tell(up("a", seqs=1), 0.0)
-        for second in (0, 1):
+        for second in (0, 1) if measured else ():
             tell(scrape("a", float(second), running=1, waiting=0, tokens=30.0 * second), float(second))
         for request in islice(numbers, 16):
             tell(arrived(request, flow="broken" if request % 2 else "sound"), 1.0)

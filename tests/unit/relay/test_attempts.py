@@ -6,9 +6,23 @@ import pytest
 from gateway.admission.events import Progress
 from gateway.relay import attempt
 from gateway.relay.payload import Room
-from gateway.upstream.interface import UpstreamError
+from gateway.upstream.interface import ConnectionLostError, UpstreamError
 from gateway.wire.token_ids import IdsField
-from tests.fakes.plane import ASKED, DONE, LAST, TOKEN, USED, WHOLE, FakePlane, Reply, asked, error_of, stream, would
+from tests.fakes.plane import (
+    ASKED,
+    CHAT,
+    DONE,
+    LAST,
+    TOKEN,
+    USED,
+    WHOLE,
+    FakePlane,
+    Reply,
+    asked,
+    error_of,
+    stream,
+    would,
+)
 from tests.until import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -218,6 +232,32 @@ async def test_a_request_that_is_sent_again_brings_ids_only_where_they_are_taken
     assert plane.counter.handed_to == [None if plane.sent[1][0] == "http://b" else "http://a"]
 
 
+@pytest.mark.parametrize(("path", "body"), [(CHAT, ASKED), ("/tokenize", b'{"model":"m","prompt":"x"}')])
+async def test_what_a_dying_engine_had_is_sent_again_one_a_turn_of_the_loop(hurried, path, body):
+    """At once, it held the loop for as long as all of it took."""
+    many, died, turn, turns = 20, asyncio.Event(), 0, []
+    plane = FakePlane("a", "b", ready=False)
+    plane.up("a", sequences=many)
+    plane.replies += [Reply(died, ConnectionLostError("lost")) for _ in range(many)]
+    clients = [plane.ask(body, path=path) for _ in range(many)]
+    await plane.turns()
+    plane.up("b", sequences=many)
+    send = plane.send
+
+    async def noted(*request, **how):
+        turns.append(turn)
+        return await send(*request, **how)
+
+    plane.send = noted
+    plane.replies += [Reply(WHOLE) for _ in range(many)]
+    died.set()
+    while not all(client.task.done() for client in clients):
+        turn += 1
+        await asyncio.sleep(0)
+    assert [client.status for client in clients] == [200] * many
+    assert len(set(turns)) == len(turns) == many
+
+
 ONE = b'"completion_tokens":1'
 LIE = b'"completion_tokens":2147483647'
 
@@ -225,14 +265,17 @@ LIE = b'"completion_tokens":2147483647'
 @pytest.mark.parametrize(
     ("reply", "streams", "finished"),
     [
+        (Reply(WHOLE.replace(ONE, b'"completion_tokens":0')), False, 1),
         (Reply(WHOLE.replace(ONE, LIE)), False, 8),
         (stream(TOKEN, LAST, USED.replace(ONE, LIE), DONE), True, 8),
         (stream(TOKEN.replace(b"}]}", b'}],"usage":{"prompt_tokens":3,%b}}' % LIE), 60.0), True, None),
         (stream(TOKEN * 50, 60.0), True, None),
     ],
-    ids=["whole", "streamed", "beside a token", "more tokens than asked for"],
+    ids=["none", "whole", "streamed", "beside a token", "more tokens than asked for"],
 )
-async def test_whatever_an_engine_says_no_request_generated_more_than_it_may(plane, reply, streams, finished):
+async def test_whatever_an_engine_says_no_completed_request_generated_nothing_or_more_than_it_may(
+    plane, reply, streams, finished
+):
     decider, told = plane.admissions["m"].decider, []
     handle = decider.handle
     decider.handle = lambda event: (told.append(event), handle(event))

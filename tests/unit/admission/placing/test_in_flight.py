@@ -7,12 +7,12 @@ from gateway.admission.placing.in_flight import InFlight
 from gateway.admission.tuning import TUNING
 from tests.unit.admission.playbook import arrived, at, progress, scrape, up
 
-RATE = 10
+RATE = 2 * TUNING.place_rate
 
 
 @pytest.fixture
 def p(play):
-    """A request on an endpoint of 100 blocks that makes 10 tokens a second for each sequence; it is 20 s."""
+    """A request on an endpoint of 100 blocks that makes 40 tokens a second for each sequence; it is 20 s."""
     p = play() >> up("a", blocks=100) >> arrived(1, blocks=20, n=2) << Dispatch(1, "a")
     for second in range(21):
         p >> at(second) >> scrape("a", second, kv=0.2, running=2, waiting=0, tokens=2 * RATE * second)
@@ -58,3 +58,10 @@ def test_without_a_token_it_pays_for_its_place_but_never_more_than_it_was_charge
     assert flight.held(request, p.now) == pytest.approx(20 * place)
     request.cost = 3.0
     assert flight.held(request, p.now) == 3.0
+
+
+def test_a_place_has_a_price_before_any_token_was_seen(play):
+    """Else a flow that has all places from the start, and no token, keeps them for ever."""
+    p = play() >> up("a", blocks=100) >> arrived(1, blocks=20, n=2) << Dispatch(1, "a")
+    (flight,), (request,) = p.controller._flights.values(), p.controller._requests.values()
+    assert flight.held(request, 0.5) == TUNING.output_weight * 2 * TUNING.place_rate * 0.5
