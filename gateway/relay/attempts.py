@@ -103,7 +103,7 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
                     handed_to = None if ids is None else endpoint.base_url
                     pool.counter.settle(work.count, usage.prompt_tokens, handed_to=handed_to)
                 return result.outcome
-            await plane.second_tries.pass_through()
+            await plane.turnstile.pass_through()
             _note_unanswered(exchange, place, work, endpoint, result.cause)
             if result.live_error and not failed:
                 failed = True  # the core ends it at its second failure, so it spends one retry at most

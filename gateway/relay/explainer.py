@@ -49,7 +49,7 @@ class RelayExplainer:
             with self._plane.bodies.payload(_FLOW) as payload:
                 await read_within_limits(self._plane.settings.server, payload, scope, receive)
                 client = self._client(scope) if flow is None else self._plane.clients.named(flow)
-                with while_connected(scope, receive):
+                with while_connected(scope, receive, self._plane.turnstile):
                     if api is None:
                         api = await read(self._plane.counting, _FLOW, told_by, payload.data)
                     return await self._explained(scope, payload.data, api, client)

@@ -110,7 +110,7 @@ class Gateway:
                     outcome = ended
                     return
                 exchange.received = plane.clock()
-                with while_connected(scope, receive):
+                with while_connected(scope, receive, plane.turnstile):
                     outcome = await self._act(route, scope, exchange, client, payload)
         except UnknownKeyError:
             message = "The API key is missing or not known here. Send it as `Authorization: Bearer KEY`."

@@ -213,7 +213,7 @@ async def _pass(
             if begun is None:
                 exchange.unanswered(Back.FAILED)
                 failed = True
-                await plane.second_tries.pass_through()
+                await plane.turnstile.pass_through()
                 continue
             answer, piece = begun
             lacking, denied = endpoint.lacks(answer.status, model), endpoint.denies(answer.status)

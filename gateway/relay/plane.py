@@ -32,7 +32,8 @@ class Plane:
         bodies: memory that request bodies may hold until their answers begin.
         hash_key: of the hashes of bodies and of prefixes.
         ids: of requests; those of two fronts never meet.
-        second_tries: what is sent again passes here: when an engine dies, all that it had unanswered comes at once.
+        turnstile: what is sent again, and whose client has left, passes it. An engine that dies, or a client with many
+            connections, has hundreds at once.
     """
 
     settings: Settings
@@ -49,7 +50,7 @@ class Plane:
     hash_key: bytes
     ids: Iterator[int]
     elsewhere: Mapping[FallbackSettings, Endpoint] = field(default_factory=dict)
-    second_tries: Turnstile = field(default_factory=Turnstile)
+    turnstile: Turnstile = field(default_factory=Turnstile)
 
     def new_request(self) -> RequestId:
         """An id that no request had before."""

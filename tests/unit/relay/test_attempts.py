@@ -1,11 +1,13 @@
 import asyncio
 import json
+from collections import Counter
 
 import pytest
 
 from gateway.admission.events import Progress
 from gateway.relay import attempt
 from gateway.relay.payload import Room
+from gateway.runtime.turnstile import MOST
 from gateway.upstream.interface import ConnectionLostError, UpstreamError
 from gateway.wire.token_ids import IdsField
 from tests.fakes.plane import (
@@ -233,9 +235,9 @@ async def test_a_request_that_is_sent_again_brings_ids_only_where_they_are_taken
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, ASKED), ("/tokenize", b'{"model":"m","prompt":"x"}')])
-async def test_what_a_dying_engine_had_is_sent_again_one_a_turn_of_the_loop(hurried, path, body):
+async def test_what_a_dying_engine_had_is_sent_again_a_few_a_turn_of_the_loop(hurried, path, body):
     """At once, it held the loop for as long as all of it took."""
-    many, died, turn, turns = 20, asyncio.Event(), 0, []
+    many, died, turn, turns = 4 * MOST, asyncio.Event(), 0, []
     plane = FakePlane("a", "b", ready=False)
     plane.up("a", sequences=many)
     plane.replies += [Reply(died, ConnectionLostError("lost")) for _ in range(many)]
@@ -251,11 +253,12 @@ async def test_what_a_dying_engine_had_is_sent_again_one_a_turn_of_the_loop(hurr
     plane.send = noted
     plane.replies += [Reply(WHOLE) for _ in range(many)]
     died.set()
-    while not all(client.task.done() for client in clients):
+    while turn < 1000 and not all(client.task.done() for client in clients):
         turn += 1
         await asyncio.sleep(0)
     assert [client.status for client in clients] == [200] * many
-    assert len(set(turns)) == len(turns) == many
+    assert len(turns) == many
+    assert max(Counter(turns).values()) <= 2 * MOST
 
 
 ONE = b'"completion_tokens":1'

@@ -12,6 +12,7 @@ from gateway.config.settings import ServerSettings
 from gateway.relay.client_identity import Client, Clients
 from gateway.relay.explainer import RelayExplainer
 from gateway.relay.payload import Room
+from gateway.runtime.turnstile import Turnstile
 from gateway.tokens.count import CountingOverloadedError, PromptCount, Source
 from gateway.tokens.features import Kind
 from gateway.wire.request import INLINE_BYTES, Api
@@ -53,6 +54,7 @@ class Asked:
             counting=self,
             hash_key=bytes(32),
             new_request=lambda: RequestId(1),
+            turnstile=Turnstile(),
             directory=SimpleNamespace(lookup=pools.get, undiscovered=lambda _model: False),
         )
         self.explainer = RelayExplainer(plane)

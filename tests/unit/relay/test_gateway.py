@@ -12,6 +12,7 @@ from gateway.relay.client_identity import Client, Clients
 from gateway.relay.exchange import RefusedError
 from gateway.relay.gateway import Gateway
 from gateway.relay.payload import Room
+from gateway.runtime.turnstile import Turnstile
 from gateway.wire.request import InvalidRequestError, relayed
 from tests.unit.relay.asking import Asking
 
@@ -49,6 +50,7 @@ async def serving(reporter):
             clients=Clients(keys or {}, None),
             bodies=Room(lambda: 2**30),
             clock=asyncio.get_running_loop().time,
+            turnstile=Turnstile(),
             directory=SimpleNamespace(pools={}, awaited=("m",)),
         )
         return Gateway(plane, reporter, admin)

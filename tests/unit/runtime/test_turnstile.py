@@ -1,51 +1,74 @@
-"""The turnstile: of many tasks, one a turn of the loop."""
+"""The turnstile: of many, a few a turn of the loop."""
 
 import asyncio
+from collections import Counter
 
-from gateway.runtime.turnstile import Turnstile
+from gateway.runtime.turnstile import MOST, Turnstile
 
 
-async def test_one_goes_through_at_once():
-    turnstile = Turnstile()
+class Turns:
+    """The turns of the loop, and who passed in which."""
+
+    def __init__(self):
+        self.number, self.passed = 0, []
+
+    def note(self, name):
+        self.passed.append((name, self.number))
+
+    @property
+    def names(self):
+        return [name for name, _ in self.passed]
+
+    async def run(self, tasks):
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0)
+            self.number += 1
+
+
+async def test_a_few_pass_at_once():
+    turnstile, turns = Turnstile(), Turns()
     for _ in range(3):
-        passing = turnstile.pass_through()
-        try:
-            passing.send(None)
-        except StopIteration:
-            passed = True
-        else:
-            passed = False
-        assert passed
-        await asyncio.sleep(0)
+        for name in range(MOST):
+            turnstile.call(lambda name=name: turns.note(name))
+        await turns.run([asyncio.create_task(asyncio.sleep(0))])
+    assert turns.names == [*range(MOST)] * 3
+    assert max(Counter(turn for _, turn in turns.passed).values()) == MOST
 
 
-async def test_of_many_one_goes_through_in_each_turn_in_their_order():
-    turnstile, turn, passed = Turnstile(), 0, []
+async def test_of_many_a_few_pass_in_each_turn_in_their_order():
+    turnstile, turns, many = Turnstile(), Turns(), 10 * MOST
 
     async def go(name):
         await turnstile.pass_through()
-        passed.append((name, turn))
+        turns.note(name)
 
-    tasks = [asyncio.create_task(go(name)) for name in range(20)]
-    tasks[5].cancel()
-    while not all(task.done() for task in tasks):
-        await asyncio.sleep(0)
-        turn += 1
-    assert [name for name, _ in passed] == [name for name in range(20) if name != 5]
-    assert len({turn for _, turn in passed}) == len(passed)
+    tasks = [asyncio.create_task(go(name)) for name in range(many)]
+    await turns.run(tasks)
+    assert turns.names == [*range(many)]
+    assert max(Counter(turn for _, turn in turns.passed).values()) <= 2 * MOST
+
+
+async def test_one_that_comes_later_does_not_go_first():
+    turnstile, turns, many = Turnstile(), Turns(), 3 * MOST
+    for name in range(many):
+        turnstile.call(lambda name=name: turns.note(name))
+    await asyncio.sleep(0)
+    turnstile.call(lambda: turns.note("last"))
+    await turns.run([asyncio.create_task(turnstile.pass_through())])
+    assert turns.names == [*range(many), "last"]
 
 
 async def test_who_leaves_while_waiting_keeps_nobody_up():
-    turnstile, passed = Turnstile(), []
+    turnstile, turns, many = Turnstile(), Turns(), 4 * MOST
 
     async def go(name):
         await turnstile.pass_through()
-        passed.append(name)
+        turns.note(name)
 
-    tasks = [asyncio.create_task(go(name)) for name in range(4)]
+    tasks = [asyncio.create_task(go(name)) for name in range(many)]
     await asyncio.sleep(0)
-    tasks[1].cancel()
-    tasks[2].cancel()
-    await asyncio.wait(tasks, timeout=5)
-    await turnstile.pass_through()
-    assert passed == [0, 3]
+    left = range(2 * MOST, 3 * MOST)
+    for name in left:
+        tasks[name].cancel()
+    await turns.run(tasks)
+    assert turns.names == [name for name in range(many) if name not in left]

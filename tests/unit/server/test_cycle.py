@@ -6,6 +6,7 @@ import pytest
 
 from gateway.relay.client_departure import while_connected
 from gateway.relay.response import Response, State
+from gateway.runtime.turnstile import Turnstile
 from gateway.server.asgi import DIRECT, Body
 from tests.unit.server.listening import GET, connected, serving
 from tests.until import PATIENCE, until
@@ -339,7 +340,7 @@ async def test_an_answered_request_leaves_nothing_to_the_garbage_collector():
     async def app(scope, receive, send):
         cycles.append(weakref.ref(scope["extensions"][DIRECT]))
         response = Response(scope, send)
-        with while_connected(scope, receive):
+        with while_connected(scope, receive, Turnstile()):
             await response.whole(200, [(b"content-length", b"0")], b"")
 
     gc.disable()
