@@ -39,14 +39,14 @@ class Turnstile:
         await passage
 
     def _turn(self) -> None:
+        if not self._passed and not self._waiting:
+            self._turning = False
+            return
+        asyncio.get_running_loop().call_soon(self._turn)
         self._passed = 0
         while self._waiting and self._passed < MOST:
             self._passed += 1
             self._waiting.popleft()()
-        if self._passed:
-            asyncio.get_running_loop().call_soon(self._turn)
-        else:
-            self._turning = False
 
 
 def _let_through(passage: asyncio.Future[None]) -> None:
