@@ -9,6 +9,7 @@ from gateway.admission.explanation import Explanation
 from gateway.admission.snapshot import Turn
 from gateway.pools.counts import Counts
 from gateway.pools.interface import Decider
+from gateway.runtime.turnstile import Turnstile
 
 PROGRESS_INTERVAL = 0.025
 """Least seconds between two batches of progress: short against most decode steps, long against the cost of an event."""
@@ -45,6 +46,8 @@ class Admission:
         self.counts = Counts()
         self._progressed = progressed
         self._waiting: dict[RequestId, asyncio.Future[Dispatch]] = {}
+        self._turnstile = Turnstile()
+        """What waited passes it: an endpoint that comes up, or a time that ends, decides about hundreds at once."""
         self._interval = PROGRESS_INTERVAL
         self._timer: asyncio.Handle | None = None
         """Of the next batch. It runs while the core was told of a request that has not ended."""
@@ -137,6 +140,9 @@ class Admission:
         self._waiting[request] = answer
         self.decider.handle(event)
         try:
+            if not answer.done():
+                await asyncio.wait((answer,))
+                await self._turnstile.pass_through()
             return await answer
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and answer.exception() is None:

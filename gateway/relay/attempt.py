@@ -14,6 +14,7 @@ from gateway.relay.exchange import Exchange
 from gateway.relay.flights import Flight, Flights, Interruption
 from gateway.relay.headers import is_stream, towards_client
 from gateway.relay.payload import Payload
+from gateway.runtime.turnstile import Turnstile
 from gateway.server.asgi import Headers
 from gateway.upstream.connection import BODILESS
 from gateway.upstream.interface import Answer, ChunkSink, ConnectFailedError, Upstream, UpstreamError
@@ -123,9 +124,9 @@ class Attempt:
     """Sends one request to one endpoint and relays the answer.
 
     Nothing of the answer reaches the client before its first event is known to be good, so a failure until then can be
-    retried. The `place` hears of the tokens generated so far. `stored` is called before the client
-    learns the id of a stored response: the client may ask for that response at once. `may_refuse`: a refusal inside
-    of an answer is the client's to hear; else the endpoint has failed.
+    retried. The `place` hears of the tokens generated so far. What ends in the middle passes `turnstile`. `stored` is
+    called before the client learns the id of a stored response: the client may ask for that response at once.
+    `may_refuse`: a refusal inside of an answer is the client's to hear; else the endpoint has failed.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class Attempt:
         upstream: Upstream,
         endpoint: Endpoint,
         *,
+        turnstile: Turnstile,
         stored: Callable[[str, EndpointId], None],
         may_refuse: bool = True,
     ) -> None:
@@ -145,6 +147,7 @@ class Attempt:
         self._flights = flights
         self._upstream = upstream
         self._endpoint = endpoint
+        self._turnstile = turnstile
         self._stored = stored
         self._may_refuse = may_refuse
         self.reader: StreamReader | None = None
@@ -433,6 +436,7 @@ class Attempt:
 
         A body that is not an event stream is cut off: no error can be told inside of it.
         """
+        await self._turnstile.pass_through()  # with an engine, hundreds of streams may end
         if self.reader is None:
             return Ended(Outcome.UPSTREAM_ERROR, Verdict.ABORTED)
         self._exchange.usage = self.reader.usage

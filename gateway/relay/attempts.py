@@ -88,6 +88,7 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
                 plane.flights,
                 plane.upstream,
                 endpoint,
+                turnstile=plane.turnstile,
                 stored=stored,
             )
             result = await attempt.run(outgoing, headers, evacuated=evacuated, ids=ids, model=request.model)

@@ -162,9 +162,11 @@ async def _waited(
                 if left <= 0:
                     return None
                 try:
-                    return await plane.lobby.wait(exchange, size, ready, left)
+                    found = await plane.lobby.wait(exchange, size, ready, left)
                 except TimeoutError:
                     continue  # it may be expected later by now
                 except NotStartedError:
                     message = "The engine of this model does not start. kvgate's log says why."
                     raise RefusedError(Outcome.NO_ENDPOINT, message, retry_after=_UNKNOWN) from None
+                await plane.turnstile.pass_through()  # all have waited for the same endpoint
+                return found

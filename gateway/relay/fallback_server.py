@@ -158,6 +158,7 @@ async def answer_elsewhere(plane: Plane, asked: Asked, server: Endpoint, pool: P
         plane.flights,
         _OfOthers(plane.upstream),
         server,
+        turnstile=plane.turnstile,
         stored=_forgotten,
         may_refuse=False,
     )

@@ -32,8 +32,8 @@ class Plane:
         bodies: memory that request bodies may hold until their answers begin.
         hash_key: of the hashes of bodies and of prefixes.
         ids: of requests; those of two fronts never meet.
-        turnstile: what is sent again, and whose client has left, passes it. An engine that dies, or a client with many
-            connections, has hundreds at once.
+        turnstile: passed by what hundreds may do at once: be sent again or fail as an engine dies, leave, go on as an
+            endpoint comes up.
     """
 
     settings: Settings

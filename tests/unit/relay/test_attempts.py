@@ -1,10 +1,9 @@
 import asyncio
 import json
-from collections import Counter
 
 import pytest
 
-from gateway.admission.events import Progress
+from gateway.admission.events import Progress, ShutdownStarted
 from gateway.relay import attempt
 from gateway.relay.payload import Room
 from gateway.runtime.turnstile import MOST
@@ -234,31 +233,69 @@ async def test_a_request_that_is_sent_again_brings_ids_only_where_they_are_taken
     assert plane.counter.handed_to == [None if plane.sent[1][0] == "http://b" else "http://a"]
 
 
+# Hundreds at once.
+
+MANY = 4 * MOST
+
+
+async def few_at_once(clients, noted):
+    """All clients end; and the list, in which something of each is noted, never grows by many in a turn of the loop."""
+    grew, began = [], len(noted)
+    while len(grew) < 1000 and not all(client.task.done() for client in clients):
+        before = len(noted)
+        await asyncio.sleep(0)
+        grew.append(len(noted) - before)
+    assert all(client.task.done() for client in clients)
+    assert len(noted) - began == len(clients)
+    return max(grew) <= 2 * MOST
+
+
 @pytest.mark.parametrize(("path", "body"), [(CHAT, ASKED), ("/tokenize", b'{"model":"m","prompt":"x"}')])
 async def test_what_a_dying_engine_had_is_sent_again_a_few_a_turn_of_the_loop(hurried, path, body):
-    """At once, it held the loop for as long as all of it took."""
-    many, died, turn, turns = 4 * MOST, asyncio.Event(), 0, []
-    plane = FakePlane("a", "b", ready=False)
-    plane.up("a", sequences=many)
-    plane.replies += [Reply(died, ConnectionLostError("lost")) for _ in range(many)]
-    clients = [plane.ask(body, path=path) for _ in range(many)]
+    plane, died = FakePlane("a", "b", ready=False), asyncio.Event()
+    plane.up("a", sequences=MANY)
+    plane.replies += [Reply(died, ConnectionLostError("lost")) for _ in range(MANY)]
+    clients = [plane.ask(body, path=path) for _ in range(MANY)]
     await plane.turns()
-    plane.up("b", sequences=many)
-    send = plane.send
-
-    async def noted(*request, **how):
-        turns.append(turn)
-        return await send(*request, **how)
-
-    plane.send = noted
-    plane.replies += [Reply(WHOLE) for _ in range(many)]
+    plane.up("b", sequences=MANY)
+    plane.replies += [Reply(WHOLE) for _ in range(MANY)]
     died.set()
-    while turn < 1000 and not all(client.task.done() for client in clients):
-        turn += 1
-        await asyncio.sleep(0)
-    assert [client.status for client in clients] == [200] * many
-    assert len(turns) == many
-    assert max(Counter(turns).values()) <= 2 * MOST
+    assert await few_at_once(clients, plane.sent)
+    assert [client.status for client in clients] == [200] * MANY
+
+
+async def test_the_streams_of_a_dying_engine_end_a_few_a_turn_of_the_loop(plane):
+    died = asyncio.Event()
+    plane.up("a", sequences=MANY)
+    plane.replies += [stream(TOKEN, died, ConnectionLostError("lost")) for _ in range(MANY)]
+    clients = [plane.ask(asked(stream=True)) for _ in range(MANY)]
+    await plane.turns()
+    died.set()
+    assert await few_at_once(clients, plane.lines)
+    assert all(b'"error"' in client.body for client in clients)
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["in the queue", "outside, while nothing is known of the model"])
+async def test_what_waited_for_an_endpoint_goes_on_a_few_a_turn_of_the_loop(hurried, ready):
+    plane = FakePlane("a", ready=ready)
+    if ready:
+        await occupy(plane)
+    clients = [plane.ask() for _ in range(MANY)]
+    await plane.turns()
+    plane.replies += [Reply(WHOLE) for _ in range(MANY)]
+    plane.up("a", sequences=2 * MANY)
+    assert await few_at_once(clients, plane.sent)
+    assert [client.status for client in clients] == [200] * MANY
+
+
+async def test_what_waits_in_vain_is_refused_a_few_a_turn_of_the_loop(plane):
+    await occupy(plane)
+    clients = [plane.ask() for _ in range(MANY)]
+    await plane.turns()
+    (driver,) = plane.cores.drivers.values()
+    driver.handle(ShutdownStarted())
+    assert await few_at_once(clients, plane.lines)
+    assert {client.status for client in clients} == {503}
 
 
 ONE = b'"completion_tokens":1'
