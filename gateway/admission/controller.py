@@ -441,14 +441,15 @@ class AdmissionController:
         if event.verdict is Verdict.DONE and length:
             self._predictor.learn(request.kind, -(-length // reservation.sequences), reservation.limit)
         generated = flight.generated(now) if tokens is None else tokens
-        if generated or aborted:
-            used = service(request.size, generated)
-        elif tokens is None and event.verdict is Verdict.DONE:  # it completed without its length
-            used = request.cost
+        if event.verdict is Verdict.UNSERVED:
+            had = used = 0.0
+        elif not generated and tokens is None and event.verdict is Verdict.DONE:  # it completed without its length
+            had = used = request.cost
         else:
-            used = 0.0 if event.verdict is Verdict.UNSERVED else flight.held(request, now)
+            had = service(request.size, generated) if generated or aborted else 0.0
+            used = max(had, flight.held(now))
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
-        self._waits.drain_rate.completed(used, now)
+        self._waits.drain_rate.completed(had or used, now)
         if length:
             self._endpoints.generated(endpoint)
         elif event.verdict is Verdict.FAILED:
@@ -463,7 +464,7 @@ class AdmissionController:
         flight = self._leave_endpoint(request, now)
         endpoint = flight.endpoint
         flight.release(None, now, aborted=False)
-        used = flight.held(request, now) if event.why is Back.FAILED else 0.0
+        used = flight.held(now) if event.why is Back.FAILED else 0.0
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
         match event.why:
             case Back.BUSY:

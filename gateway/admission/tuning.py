@@ -144,8 +144,8 @@ class Tuning:
     output_weight: int = 2
     """Service of an output token, in prompt tokens. From the Virtual Token Counter, arXiv 2401.00588."""
     place_rate: float = 20.0
-    """Least output tokens a second that a place is worth to others: no rate is known where the engine tells none, or
-    where all that it ran so far had no token. Slow for one sequence on a GPU. Judgement."""
+    """Output tokens a second that a place is worth while no rate is known: the engine tells none, or had no token yet.
+    Slow for one sequence on a GPU. Judgement."""
     starved_share: float = 0.02
     """Least share of service of a band, so that none starves. If the shares sum up to over 1, none gets its full share.
     Judgement."""

@@ -45,6 +45,7 @@ class Reservation:
         "dispatch_reading",
         "due_tokens",
         "edge",
+        "first_token_at",
         "footprint",
         "generated",
         "held",
@@ -91,6 +92,8 @@ class Reservation:
         """Reading of the decode clock at its dispatch."""
         self.uncached = uncached
         """Prompt tokens that are not cached: the engine has to compute them."""
+        self.first_token_at = inf
+        """When the relay saw its first token. That of a whole answer comes with its end."""
         self.prefill_backlog = 0
         """Prompt tokens, of all streams and its own, that the engine had yet to compute when it was sent."""
         self.shared = 0
@@ -238,6 +241,7 @@ class Ledger:
             reservation.generated = tokens
         if reservation.phase is _UNCONFIRMED:
             self._confirm(reservation)
+            reservation.first_token_at = now
             reading = self._clock.read(now)
             if now > reservation.sent_at:  # else another core handed it over with its tokens (`Declared`)
                 self._clock.learn_delay(reading - reservation.dispatch_reading)

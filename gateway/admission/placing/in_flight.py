@@ -1,15 +1,16 @@
 """A request in flight: the endpoint that has it, what it holds there, and what it has had."""
 
+from math import inf
+
 from gateway.admission.account.ledger import Reservation
 from gateway.admission.placing.endpoint import EndpointRecord
-from gateway.admission.placing.request import RequestRecord
 from gateway.admission.tuning import TUNING
 
 
 class InFlight:
     """The endpoint and the reservation of one request in flight."""
 
-    __slots__ = ("_made", "endpoint", "reservation", "tokens")
+    __slots__ = ("_done_by", "_made", "endpoint", "reservation", "tokens")
 
     def __init__(self, endpoint: EndpointRecord, reservation: Reservation, tokens: float) -> None:
         self.endpoint = endpoint
@@ -18,10 +19,12 @@ class InFlight:
         """Expected tokens at its end."""
         self._made: int | None = None
         """Output tokens when it was let go, by the clock; None if it was not."""
+        self._done_by = inf
+        """When its engine was done with it, if it was let go."""
 
     def let_go(self, done_by: float, now: float) -> None:
         """Release its reservation before its end: its engine was done with it by then."""
-        self._made = self.generated(done_by)
+        self._made, self._done_by = self.generated(done_by), done_by
         self.endpoint.release(self.reservation, None, now, aborted=False)
         self.endpoint.delivering += 1
 
@@ -38,11 +41,12 @@ class InFlight:
             return self.endpoint.ledger.tokens_so_far(self.reservation, now)
         return max(self.reservation.reported, self._made)
 
-    def held(self, request: RequestRecord, now: float) -> float:
-        """Service of one that had no token: what others would have had in its place meanwhile.
+    def held(self, now: float) -> float:
+        """Service that others would have had in its place until its first token.
 
-        Free of charge, a flow whose requests the engine refuses or fails on went first at every place that it freed.
+        A request pays at least that. Else a flow whose requests wait in the engine for what they name, as for an image,
+        and then fail, leave or end after a token, went first at every place that it freed.
         """
-        rate = max(self.endpoint.decode_rate, TUNING.place_rate) * self.reservation.sequences
-        tokens = (now - self.reservation.sent_at) * rate
-        return min(TUNING.output_weight * tokens, request.cost)
+        rate = self.endpoint.decode_rate or TUNING.place_rate
+        seconds = min(now, self.reservation.first_token_at, self._done_by) - self.reservation.sent_at
+        return TUNING.output_weight * rate * self.reservation.sequences * seconds

@@ -74,14 +74,18 @@ class Lane:
     aside has no entry, so the lane is as if its requests did not wait.
     """
 
-    __slots__ = ("_entries", "_heap", "_queues", "aside", "blocked", "window_end")
+    __slots__ = ("_entries", "_heap", "_queues", "aside", "asked", "blocked", "cut_short", "window_end")
 
     def __init__(self) -> None:
         self._heap: list[Entry] = []
         self._entries = 0
         self._queues: dict[str, FlowQueue] = {}
         self.aside: dict[str, FlowQueue] = {}
-        """Queues that were set aside since the last offer began, by flow."""
+        """Queues that are set aside, by flow, in the order in which they were."""
+        self.asked = 0
+        """Of them, those set aside in this offer."""
+        self.cut_short = False
+        """Whether the last offer ended as so many were set aside."""
         self.blocked: RequestRecord | None = None
         """The head at the last offer, if it was declined and others may be backfilled."""
         self.window_end = inf
@@ -122,18 +126,24 @@ class Lane:
         """Leave out the queue of a flow until `restore`."""
         queue = self.aside[flow] = self._queues[flow]
         queue.entry = 0
+        self.asked += 1
 
     def passed(self, counter: float) -> None:
         """Have the flows that are set aside lose a turn that began at this counter."""
         for queue in self.aside.values():
             queue.flow.counter = max(queue.flow.counter, counter)
 
-    def restore(self) -> None:
-        """Begin an offer: no queue is set aside, and no head was declined."""
+    def restore(self, most: int) -> None:
+        """Begin an offer: no head was declined, and what was set aside first is not any more, at most so many flows.
+
+        None after an offer that was cut short: this one goes on, or the first flows would keep all others from being
+        asked.
+        """
         self.blocked = None
-        for queue in self.aside.values():
-            self._enter(queue)
-        self.aside.clear()
+        self.asked = 0
+        for flow in () if self.cut_short else list(islice(self.aside, most)):
+            self._enter(self.aside.pop(flow))
+        self.cut_short = False
 
     def last(self, flow: str) -> RequestRecord | None:
         """The last request of a flow in this lane that has no promise; None if it has none."""

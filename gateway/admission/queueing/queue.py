@@ -17,8 +17,10 @@ from gateway.admission.tuning import TUNING
 
 MAX_IDLE_BANDS = 64
 """Most idle bands whose flows are remembered: those that became idle last."""
-MAX_ASIDE = 64
-"""Most flows that a lane sets aside in one offer; each is tried again at the next. One more ends the lane's offer."""
+MOST_AGAIN = 64
+"""Most flows set aside in earlier offers that a lane asks again in one."""
+MAX_ASIDE = 2 * MOST_AGAIN
+"""Most flows that a lane sets aside in one offer. One more cuts it short, and the next offer goes on from there."""
 DEFAULTS = Band()
 
 
@@ -295,7 +297,7 @@ class Queue:
         """
         for band in self._order:
             for lane in band.lanes.values():
-                lane.restore()
+                lane.restore(MOST_AGAIN)
         ended: set[Lane] = set()
         while self._offer(accept, ended):
             pass
@@ -380,10 +382,11 @@ class Queue:
                     if len(self._order) > 1:
                         return True
                     continue
-                if answer is _NOT_ITS_FLOW and len(lane.aside) < MAX_ASIDE:
+                if answer is _NOT_ITS_FLOW and lane.asked < MAX_ASIDE:
                     lane.set_aside(head.arrival.flow)
                     continue
                 ended.add(lane)
+                lane.cut_short = answer is _NOT_ITS_FLOW
                 if answer is _NO_ROOM:
                     lane.blocked = head
                     self._backfill(lane, head, accept)

@@ -7,7 +7,7 @@ from gateway.admission.events import Cancelled, Tick
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Mode
 from gateway.admission.queueing.jitter import CAP
-from tests.unit.admission.playbook import arrived, at, done, nothing, refused, up
+from tests.unit.admission.playbook import arrived, at, done, nothing, progress, refused, up
 from tests.unit.admission.test_controller_policy import changed
 from tests.unit.admission.test_controller_turns import at_a_rate
 
@@ -138,7 +138,7 @@ class TestTheReturn:
         p = crowded(play)
         promised(p, 60, 7)
         due = 20 + refuse(p, 61, 8)
-        p >> at(due) >> Tick()
+        p >> progress(r20=1) >> at(due) >> Tick()
         p.pending.clear()
         p >> one(62, flow="other") << nothing >> one(63, flow="other") << nothing >> one(64, 7) >> one(65, 8) << nothing
         for number, (ends, goes) in enumerate([(20, 64), (64, 62), (62, 65), (65, 63)]):

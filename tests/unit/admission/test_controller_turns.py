@@ -157,7 +157,8 @@ def turns(p, running, count, tokens=None):
     order = []
     for _ in range(count):
         expected = p.controller._requests[running].arrival.demand.max_tokens
-        p >> at(p.now + 1) >> done(running, expected if tokens is None else tokens.get(running, expected))
+        p >> progress(**{f"r{running}": 1}) >> at(p.now + 1)
+        p >> done(running, expected if tokens is None else tokens.get(running, expected))
         (command,) = p.pending
         assert isinstance(command, Dispatch | Reject)
         p.pending.clear()

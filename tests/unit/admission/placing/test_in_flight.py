@@ -50,18 +50,22 @@ def test_let_go_it_holds_nothing_and_the_clock_stands_still(p, flight):
     assert flight.endpoint.delivering == 0
 
 
-def test_without_a_token_it_pays_for_its_place_but_never_more_than_it_was_charged(p, flight):
-    (request,) = p.controller._requests.values()
+def test_let_go_without_a_token_it_pays_for_no_longer_than_its_engine_had_it(p, flight):
+    until_then = flight.held(15)
+    flight.let_go(15, p.now)
+    assert flight.held(p.now + 60) == pytest.approx(until_then)
+
+
+def test_its_place_is_worth_what_others_would_have_had_there_until_its_first_token(p, flight):
     place = TUNING.output_weight * 2 * flight.endpoint.decode_rate
     assert flight.endpoint.decode_rate == pytest.approx(RATE, rel=0.3)
-    request.cost = 1e9
-    assert flight.held(request, p.now) == pytest.approx(20 * place)
-    request.cost = 3.0
-    assert flight.held(request, p.now) == 3.0
+    assert flight.held(p.now) == pytest.approx(20 * place)
+    p >> progress(r1=2) >> at(30)
+    assert flight.held(p.now) == pytest.approx(20 * place)
 
 
 def test_a_place_has_a_price_before_any_token_was_seen(play):
     """Else a flow that has all places from the start, and no token, keeps them for ever."""
     p = play() >> up("a", blocks=100) >> arrived(1, blocks=20, n=2) << Dispatch(1, "a")
-    (flight,), (request,) = p.controller._flights.values(), p.controller._requests.values()
-    assert flight.held(request, 0.5) == TUNING.output_weight * 2 * TUNING.place_rate * 0.5
+    (flight,) = p.controller._flights.values()
+    assert flight.held(0.5) == TUNING.output_weight * 2 * TUNING.place_rate * 0.5

@@ -99,7 +99,7 @@ def test_a_line_set_aside_is_left_out_until_it_is_restored(row):
     assert row.lane.head() is row.lane.rank() is None
     assert {name: queue.cost for name, queue in row.lane.aside.items()} == {"a": 20.0, "b": 20.0, "c": 10.0}
     row.lane.blocked = row.join("c")
-    row.lane.restore()
+    row.lane.restore(3)
     assert row.lane.blocked is None
     assert [row.lane.head().arrival.request, *row.after_head(9)] == [1, 2, 5, 3, 4, 6]
 

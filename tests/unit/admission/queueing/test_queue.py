@@ -378,6 +378,20 @@ def test_a_lane_ends_when_very_many_flows_are_throttled(row):
     assert len(row.asked(lambda r: OfferResult.NOT_ITS_FLOW)) == MAX_ASIDE + 1
 
 
+def test_very_many_throttled_flows_keep_no_other_from_its_turn(row):
+    for name in range(2 * MAX_ASIDE + 1):
+        row.join(name, flow=f"f{name}")
+    row.join(1000, flow="free")
+    throttled = lambda r: TAKEN if r.arrival.flow == "free" else OfferResult.NOT_ITS_FLOW  # noqa: E731
+    first, *later = [row.asked(throttled) for _ in range(8)]
+    assert len(first) == MAX_ASIDE + 1
+    assert [1000 in names for names in later] == [False, True, *[False] * 5]
+    assert all(len(names) <= MAX_ASIDE + 1 for names in later)
+    assert {name for names in later[2:] for name in names} == {*range(2 * MAX_ASIDE + 1)}, "all are asked again"
+    row.join(1001, flow="free")
+    assert 1001 in row.asked(throttled)
+
+
 def test_a_newcomer_of_another_flow_may_go_at_once(row):
     for name in range(30):
         row.join(name, flow="a")
