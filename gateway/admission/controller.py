@@ -392,6 +392,8 @@ class AdmissionController:
             reservation = flight.reservation
             if generated <= reservation.reported:
                 continue
+            if not reservation.reported:
+                reservation.first_token_at = now
             if flight.endpoint is not endpoint:
                 endpoint = flight.endpoint
                 touched[endpoint] = None
@@ -447,9 +449,10 @@ class AdmissionController:
             had = used = request.cost
         else:
             had = service(request.size, generated) if generated or aborted else 0.0
-            used = max(had, flight.held(now))
+            # Nobody knows when a whole answer had its first token: it pays its tokens.
+            used = had if generated and not aborted and not request.arrival.streamed else max(had, flight.held(now))
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
-        self._waits.drain_rate.completed(had or used, now)
+        self._waits.drain_rate.completed(had or min(used, request.cost), now)
         if length:
             self._endpoints.generated(endpoint)
         elif event.verdict is Verdict.FAILED:
@@ -464,7 +467,7 @@ class AdmissionController:
         flight = self._leave_endpoint(request, now)
         endpoint = flight.endpoint
         flight.release(None, now, aborted=False)
-        used = flight.held(now) if event.why is Back.FAILED else 0.0
+        used = min(flight.held(now), request.cost) if event.why is Back.FAILED else 0.0
         self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
         match event.why:
             case Back.BUSY:

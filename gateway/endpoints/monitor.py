@@ -365,9 +365,9 @@ class EndpointMonitor:
     def failed(self, reason: str, *, aborted: bool = False, dead: bool = False) -> None:
         """Note a failed request and probe the endpoint at once; also ask who it is, at most once a second.
 
-        `aborted`: the engine aborted the request (`finish_reason` "abort"), as it does when it shuts down or is paused
-        while `/health` still answers 200. `dead`: the engine says that it is dead; so nothing is sent to it in the
-        moment before it stops answering.
+        `aborted`: the engine aborted the request (`finish_reason` "abort"), as a vLLM does when it shuts down or is
+        paused while `/health` still answers 200. `dead`: the engine says that it is dead; so nothing is sent to it in
+        the moment before it stops answering.
         """
         _log.debug("request failed on endpoint", endpoint=self._id)  # the reason may repeat what a client wrote
         if aborted:

@@ -93,7 +93,7 @@ class Reservation:
         self.uncached = uncached
         """Prompt tokens that are not cached: the engine has to compute them."""
         self.first_token_at = inf
-        """When the relay saw its first token. That of a whole answer comes with its end."""
+        """When the relay told of its first token. Of a whole answer it tells at its end only."""
         self.prefill_backlog = 0
         """Prompt tokens, of all streams and its own, that the engine had yet to compute when it was sent."""
         self.shared = 0
@@ -230,6 +230,8 @@ class Ledger:
         """Enter the tokens that the relay has reported of a request so far, over all sequences."""
         if reported <= reservation.reported:
             return
+        if not reservation.reported:
+            reservation.first_token_at = now
         reservation.reported = reported
         if self._aborting:
             self.note_step(now)
@@ -241,7 +243,6 @@ class Ledger:
             reservation.generated = tokens
         if reservation.phase is _UNCONFIRMED:
             self._confirm(reservation)
-            reservation.first_token_at = now
             reading = self._clock.read(now)
             if now > reservation.sent_at:  # else another core handed it over with its tokens (`Declared`)
                 self._clock.learn_delay(reading - reservation.dispatch_reading)

@@ -44,8 +44,8 @@ class InFlight:
     def held(self, now: float) -> float:
         """Service that others would have had in its place until its first token.
 
-        A request pays at least that. Else a flow whose requests wait in the engine for what they name, as for an image,
-        and then fail, leave or end after a token, went first at every place that it freed.
+        Else a flow whose requests wait in the engine for what they name, as for an image, and then fail, leave or end
+        after a token, went first at every place that it freed.
         """
         rate = self.endpoint.decode_rate or TUNING.place_rate
         seconds = min(now, self.reservation.first_token_at, self._done_by) - self.reservation.sent_at

@@ -53,7 +53,7 @@ class Next(Enum):
     SMALLER = auto()
     """Smaller requests of its lane: they may fit."""
     OTHER_FLOWS = auto()
-    """Requests of other flows. Its own is set aside for this offer, and no endpoint is kept for it."""
+    """Requests of other flows. Its own are set aside until a later offer, and no endpoint is kept for it."""
 
 
 _NOBODY: Final = Next.NOBODY  # constants: in Python 3.11 each access to an enum member is a function call

@@ -36,7 +36,7 @@ class OfferResult(Enum):
     NO_ROOM = auto()
     """It does not fit now. Smaller requests of its band and lane may be backfilled, to the endpoints it waits for."""
     NOT_ITS_FLOW = auto()
-    """Its flow is throttled. Its flow's requests in the lane are set aside for this offer."""
+    """Its flow is throttled. Its flow's requests in the lane are set aside until it is asked again in a later offer."""
     CLOSED = auto()
     """No request could go there now: its lane ends."""
 
@@ -75,7 +75,7 @@ class Queue:
     endpoint can serve does not keep others from a small one. A few smaller requests may be backfilled before a head
     that does not fit. A flow is first in, first out, and a request that comes back has its earlier turn.
 
-    A throttled flow's requests in a lane are set aside until the next offer. Other flows have their turns, start, and
+    A throttled flow's requests in a lane are set aside until a later offer. Other flows have their turns, start, and
     are told what is ahead of them as if these requests did not wait. The throttled flow loses the turns that pass
     meanwhile. If it kept them, its counter would fall behind without bound. When the throttle ends it would go before
     everyone, and so would every new flow, which starts at the lowest counter.

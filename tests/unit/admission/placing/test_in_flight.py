@@ -3,6 +3,7 @@
 import pytest
 
 from gateway.admission.commands import Dispatch
+from gateway.admission.events import Tick
 from gateway.admission.placing.in_flight import InFlight
 from gateway.admission.tuning import TUNING
 from tests.unit.admission.playbook import arrived, at, progress, scrape, up
@@ -62,6 +63,17 @@ def test_its_place_is_worth_what_others_would_have_had_there_until_its_first_tok
     assert flight.held(p.now) == pytest.approx(20 * place)
     p >> progress(r1=2) >> at(30)
     assert flight.held(p.now) == pytest.approx(20 * place)
+
+
+def test_the_first_token_of_one_whose_tokens_come_in_groups_is_seen_too(play):
+    """The clock expects that token before the first group comes."""
+    p = play() >> up("a", blocks=100) >> scrape("a", 0.0, running=1, waiting=0, tokens=0)
+    p >> at(1) >> scrape("a", 1.0, running=1, waiting=0, tokens=RATE)
+    p >> arrived(1, blocks=20, streamed=False) << Dispatch(1, "a")
+    for second in (2, 3):
+        p >> at(second) >> Tick() >> progress(r1=16 * second)
+    (flight,) = p.controller._flights.values()
+    assert flight.held(60) == flight.held(2) > 0
 
 
 def test_a_place_has_a_price_before_any_token_was_seen(play):
