@@ -392,12 +392,10 @@ class AdmissionController:
             reservation = flight.reservation
             if generated <= reservation.reported:
                 continue
-            if not reservation.reported:
-                reservation.first_token_at = now
             if flight.endpoint is not endpoint:
                 endpoint = flight.endpoint
                 touched[endpoint] = None
-            if generated < reservation.next_report:  # the usual case: nothing else to do
+            if reservation.reported and generated < reservation.next_report:  # the usual case: nothing else to do
                 reservation.reported = generated
             else:
                 endpoint.ledger.progress(reservation, generated, now)

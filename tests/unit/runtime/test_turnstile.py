@@ -15,6 +15,10 @@ class Turns:
     def note(self, name):
         self.passed.append((name, self.number))
 
+    async def pass_through(self, turnstile, name):
+        await turnstile.pass_through()
+        self.note(name)
+
     @property
     def names(self):
         return [name for name, _ in self.passed]
@@ -38,11 +42,7 @@ async def test_a_few_pass_at_once():
 async def test_of_many_a_few_pass_in_each_turn_in_their_order():
     turnstile, turns, many = Turnstile(), Turns(), 10 * MOST
 
-    async def go(name):
-        await turnstile.pass_through()
-        turns.note(name)
-
-    tasks = [asyncio.create_task(go(name)) for name in range(many)]
+    tasks = [asyncio.create_task(turns.pass_through(turnstile, name)) for name in range(many)]
     await turns.run(tasks)
     assert turns.names == [*range(many)]
     assert max(Counter(turn for _, turn in turns.passed).values()) <= 2 * MOST
@@ -61,11 +61,7 @@ async def test_one_that_comes_later_does_not_go_first():
 async def test_who_leaves_while_waiting_keeps_nobody_up():
     turnstile, turns, many = Turnstile(), Turns(), 4 * MOST
 
-    async def go(name):
-        await turnstile.pass_through()
-        turns.note(name)
-
-    tasks = [asyncio.create_task(go(name)) for name in range(many)]
+    tasks = [asyncio.create_task(turns.pass_through(turnstile, name)) for name in range(many)]
     await asyncio.sleep(0)
     left = range(2 * MOST, 3 * MOST)
     for name in left:
