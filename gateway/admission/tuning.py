@@ -111,6 +111,8 @@ class Tuning:
     """Most of the cache that streams without a token may hold, as a share. They have yet to grow, and a stalled engine
     does not show it: a burst must not fill the cache with prompts. Measured on a busy CPU: a tenth starved an engine
     whose first tokens take a second (0.63 of direct's throughput). Simulated (ADR 24): no bound at all is as good."""
+    backlog_span: float = 1.0
+    """Most seconds of prompts that may wait in an engine. Simulated (ADR 47): 2 is a little worse."""
     most_spared: float = 0.3
     """Most of a cache that is kept free for flows within their share, as a share of it. Judgement (ADR 11). It
     trades the goodput of all for the TTFT of these flows (ADR 24)."""
@@ -132,9 +134,9 @@ class Tuning:
     """Seconds for which a front's requests are kept off an endpoint that it could not connect to. Judgement."""
     probe_after: float = 30.0
     """Seconds at a learned sequence limit, with no request waiting in the engine, until a higher limit is tried.
-    Judgement."""
-    probe_divisor: int = 8
-    """A probe adds 1 / this of the limit, at least one sequence. Judgement."""
+    Doubled with each trial that fails. Simulated (ADR 47)."""
+    probe_after_most: float = 600.0
+    """Most seconds until such a trial. Judgement: behind one address the engines may become more."""
     max_failures: int = 2
     """Endpoints that may fail on a request before it ends: a poisonous request must not reach all of them.
     Judgement."""

@@ -57,12 +57,8 @@ class _Run:
 
     def play(self) -> Result:
         engine, machine = self._engine, self._machine
-        capacity = Capacity(
-            machine.max_model_len,
-            machine.blocks,
-            machine.block_size,
-            machine.max_num_seqs,
-            shares_prefix=machine.prefix_caching,
+        capacity = Capacity(  # without `max_num_seqs`: an engine's metrics do not tell it
+            machine.max_model_len, machine.blocks, machine.block_size, shares_prefix=machine.prefix_caching
         )
         self._tell(EndpointUp(ENDPOINT, capacity), 0.0)
         last_end = 0.0

@@ -1,6 +1,7 @@
 """What the simulation says of admission on a production trace: all contenders, at three loads and on variants of it.
 
     python tests/proof/simulation.py [--requests N] [--skip N] [--only plain|outputs|prompts|prefix] [--load X ...]
+                                     [--kv-tokens N] [--max-num-seqs N]
 
 Load 1.0 is the capacity: the requests per second the oracle completes of that workload when it is never short of them.
 """
@@ -46,15 +47,15 @@ def verdict(row: Row) -> str | None:
     return "yes" if held else f"no, {target:.0%} and {MAX_PREEMPTIONS:.1%} are promised"
 
 
-def played(trace: Workload, variant: str, load: float) -> tuple[str, Sequence[Row]]:
+def played(trace: Workload, machine: Machine, variant: str, load: float) -> tuple[str, Sequence[Row]]:
     """A table, and what it is called."""
     title, change = VARIANTS[variant]
     offered = change(trace)
-    known = capacity(offered, MACHINE)
+    known = capacity(offered, machine)
     rate = known.requests_per_second * load
     started = perf_counter()
     compared = contenders(Policy(ttft_target=SLO.ttft), SLO, known)
-    rows = compare(workload.at_rate(offered, rate), MACHINE, compared, SLO, load)
+    rows = compare(workload.at_rate(offered, rate), machine, compared, SLO, load)
     return f"{title}, load {load:g} ({rate:.2f} requests/s; simulated in {perf_counter() - started:.1f} s)", rows
 
 
@@ -64,13 +65,16 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=0, help="requests of the trace before the first")
     parser.add_argument("--only", choices=VARIANTS)
     parser.add_argument("--load", type=float, action="append")
+    parser.add_argument("--kv-tokens", type=int, default=MACHINE.kv_tokens)
+    parser.add_argument("--max-num-seqs", type=int, default=MACHINE.max_num_seqs)
     arguments = parser.parse_args()
+    machine = Machine(kv_tokens=arguments.kv_tokens, max_num_seqs=arguments.max_num_seqs)
     console = Console(width=WIDTH, highlight=False)
-    console.print(f"Python {platform.python_version()}; KV {MACHINE.kv_tokens:,} tokens, SLO {SLO}")
+    console.print(f"Python {platform.python_version()}; KV {machine.kv_tokens:,} tokens, SLO {SLO}")
     trace = workload.load(TRACE, arguments.skip + arguments.requests)[arguments.skip :]
     cells = product([arguments.only] if arguments.only else VARIANTS, arguments.load or (0.6, 1.0, 1.5))
     with ProcessPoolExecutor() as processes:
-        for title, rows in processes.map(played, repeat(trace), *zip(*cells, strict=True)):
+        for title, rows in processes.map(played, repeat(trace), repeat(machine), *zip(*cells, strict=True)):
             console.print(table(rows, title))
             for row in rows:
                 if (said := verdict(row)) is not None:

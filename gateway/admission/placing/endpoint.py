@@ -81,6 +81,9 @@ class EndpointRecord:
         """The scrape that the correction took last, and the account at its time."""
         self.gate = Gate(policy.kv_high, policy.kv_low, policy.poll_interval)
         self.observed: Observed | None = None
+        self._computed = inf
+        """Sequences of ours without a token that the engine computed at the last scrape: all but those that waited.
+        Infinite while it does not tell who waits."""
         self.cold = True
         """Whether it has generated nothing since it came up. Its first step may compile, which takes seconds."""
         self.failures = 0
@@ -220,8 +223,17 @@ class EndpointRecord:
         return max(self.recent.cached(prefix), self.ledger.sharable(prefix))
 
     def prefill_seconds(self, request: RequestRecord) -> float:
-        """Predicted seconds to the request's first token, if it runs alone; 0 while nothing is known."""
-        return self.prefill.seconds(request.size - self.cached(request))
+        """Predicted seconds to the request's first token, behind what waits in it; 0 while nothing is known."""
+        return self.backlog_seconds + self.prefill.seconds(request.size - self.cached(request))
+
+    @property
+    def backlog_seconds(self) -> float:
+        """Seconds until the engine begins with the last of our prompts that wait in it; 0 where nobody tells."""
+        ledger, rate = self.ledger, self.prefill.rate
+        waiting = ledger.unconfirmed_sequences - self._computed
+        if waiting <= 0 or not rate:
+            return 0.0
+        return ledger.prefilling_tokens * waiting / ledger.unconfirmed_sequences / rate
 
     @property
     def service_rate(self) -> float | None:
@@ -321,9 +333,11 @@ class EndpointRecord:
         if not self.grows or (new and (account.held or _works(previous, sample))):
             self._compare(sample, account)
         if new:
-            if sample.waiting is not None:
-                self.gate.sample_waiting(sample.waiting, account.unconfirmed_sequences, sample.sampled_at)
-            self.sequence_limit.observe(sample, self.ledger.sequences)
+            unconfirmed, waiting = self.ledger.unconfirmed_sequences, sample.waiting
+            self._computed = inf if waiting is None else max(0, unconfirmed - waiting)
+            if waiting is not None:
+                self.gate.sample_waiting(waiting, account.unconfirmed_sequences, sample.sampled_at)
+            self.sequence_limit.observe(sample, self.ledger.sequences, unconfirmed)
         self.advance(now)
         usage = self.usage(now)
         if usage is not None:

@@ -178,6 +178,10 @@ def _engine_waiting(ask: Ask) -> float:
     return ask.endpoint.gate.engine_waits(ask.now)
 
 
+def _backlog(ask: Ask) -> float:
+    return ask.endpoint.backlog_seconds - TUNING.backlog_span
+
+
 def _prefill(ask: Ask) -> float:
     prefilling = ask.endpoint.ledger.prefilling_blocks if ask.endpoint.grows else 0
     return prefilling + ask.first - TUNING.prefilling_share * ask.cache_blocks if prefilling else 0
@@ -255,6 +259,13 @@ RULES = (
         "engine_waiting",
         "requests that we cannot account for wait in the engine, in two consecutive scrapes",
         _engine_waiting,
+        closes=True,
+    ),
+    Rule(
+        "backlog",
+        "the prompts that wait in the engine are over a second of its work: it is slow, or at a limit of its own",
+        _backlog,
+        Unit.SECONDS,
         closes=True,
     ),
     Rule(

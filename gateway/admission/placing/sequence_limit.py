@@ -7,14 +7,17 @@ from gateway.admission.tuning import TUNING
 class SequenceLimit:
     """The configured limit, or a limit learned from a plateau of the engine.
 
-    An engine has reached its limit if it runs as many as it ever did in two scrapes, while others wait and its KV cache
-    has room. With fewer it waits for something else: a request that was just sent, for the end of a step. One alone may
-    be a long prompt, until whose end no other begins: a limit of 1 would let nothing refute it for long. A plateau may
-    be chance, and what runs more refutes it. So a learned limit is probed: after each `probe_after` without a waiting
-    request it goes up a little. A true limit shows again.
+    An engine shows its limit if it runs as many as it ever did while others wait, its KV cache has room, and it
+    computes no prompt: one that fills the batch keeps others waiting, too. With fewer it waits for something else, such
+    as the end of a step. Two scrapes in a row that show it are a plateau. One alone may be a long prompt that reports
+    nothing: a limit of 1 would let nothing refute it for long.
+
+    A plateau may still be chance, and what runs more refutes it. So a learned limit is tried: after `probe_after`
+    without a waiting request it goes up by one. A true limit shows again, and each time twice as long passes until the
+    next trial.
     """
 
-    __slots__ = ("_changed_at", "_configured", "_most", "_previous", "kv_low", "value")
+    __slots__ = ("_changed_at", "_configured", "_most", "_shown", "_trial_after", "kv_low", "value")
 
     def __init__(self, configured: int | None, kv_low: float) -> None:
         self._configured = configured is not None
@@ -24,30 +27,36 @@ class SequenceLimit:
         """Sequences; None while unknown."""
         self._most = 1
         """Most sequences seen running at once."""
-        self._previous: Observed | None = None
+        self._shown = False
+        """Whether the last scrape showed it."""
         self._changed_at = 0.0
+        self._trial_after = TUNING.probe_after
+        """Seconds at this limit until a higher one is tried."""
 
     @property
     def learned(self) -> bool:
         """Whether the limit in force was learned."""
         return not self._configured and self.value is not None
 
-    def observe(self, sample: Observed, sequences: int) -> None:
-        """Take a scrape, and the number of our sequences on the endpoint."""
-        previous, self._previous = self._previous, sample
+    def observe(self, sample: Observed, sequences: int, unconfirmed: int) -> None:
+        """Take a scrape, the number of our sequences on the endpoint, and how many of them have no token yet."""
         if self._configured or sample.running is None or sample.waiting is None:
             return
-        at = sample.sampled_at
-        if sample.running > self._most:
-            self._most, self.value = sample.running, None
-        elif sample.waiting and sample.kv_usage is not None and sample.kv_usage < self.kv_low:
-            if previous is not None and previous.waiting and previous.running == sample.running == self._most > 1:
-                self.value, self._changed_at = sample.running, at
+        running, waiting, at = sample.running, sample.waiting, sample.sampled_at
+        has_room = sample.kv_usage is not None and sample.kv_usage < self.kv_low
+        shown = waiting > 0 and has_room and running == self._most > 1 and unconfirmed <= waiting
+        again, self._shown = self._shown, shown
+        if running > self._most:
+            self._most, self.value, self._trial_after = running, None, TUNING.probe_after
+        elif shown and (again or self.value is not None):
+            if self.value is not None and self.value > running:
+                self._trial_after = min(2 * self._trial_after, TUNING.probe_after_most)
+            self.value, self._changed_at = running, at
         elif (
             self.value is not None
-            and not sample.waiting
+            and not waiting
             and sequences >= self.value
-            and at - self._changed_at > TUNING.probe_after
+            and at - self._changed_at > self._trial_after
         ):
-            self.value += max(1, self.value // TUNING.probe_divisor)
+            self.value += 1
             self._changed_at = at

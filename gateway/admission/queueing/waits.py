@@ -116,9 +116,12 @@ class Waits:
         return wait is not None and wait > request.queue_budget * TUNING.sure_multiple
 
     def rate(self, now: float) -> float | None:
-        """Tokens of service per second, measured under pressure, else taken by requests in flight; None if unknown."""
-        measured = self.drain_rate.rate(now)
-        if measured is not None:
+        """Tokens of service per second, measured under pressure, else taken by requests in flight; None if unknown.
+
+        While an engine has yet to compute what it was sent, the larger of the two: few of those it computes end.
+        """
+        measured, live = self.drain_rate.rate(now), self._endpoints.live
+        if measured is not None and all(e.backlog_seconds <= TUNING.backlog_span for e in live):
             return measured
-        rates = [rate for e in self._endpoints.live if (rate := e.service_rate) is not None]
-        return sum(rates) if rates else None
+        rates = [rate for e in live if (rate := e.service_rate) is not None]
+        return max(sum(rates), measured or 0.0) or None

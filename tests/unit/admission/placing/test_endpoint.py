@@ -174,7 +174,7 @@ class TestSequenceLimit:
         for request in range(1, 4):
             p >> arrived(request) << Dispatch(request, "a") >> Tick()
         p >> progress(r1=1, r2=1)
-        for second in (1, 2):
+        for second in (1, 2, 3):
             p >> at(second) >> scrape("a", second, kv=0.1, running=2, waiting=1, tokens=second)
         state = p.endpoint("a")
         assert (state.sequence_limit, state.sequence_limit_learned) == (2, True)
@@ -183,7 +183,7 @@ class TestSequenceLimit:
 
     def test_an_engine_that_came_back_may_have_another(self, play):
         p = play() >> up("a") >> arrived(1) << Dispatch(1, "a")
-        for second in (1, 2):
+        for second in (1, 2, 3):
             p >> at(second) >> scrape("a", second, kv=0.1, running=2, waiting=1, tokens=second)
         assert p.endpoint("a").sequence_limit == 2
         p >> EndpointDown("a", "killed") >> done(1) >> up("a") << nothing
