@@ -32,7 +32,7 @@ from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.pool import CountingPool, WorkerDiedError
 from gateway.tokens.prefix import new_key
 from gateway.tokens.probes import MAX_MODEL_LEN, Count, ParityReport, Probe, UncountedError, compare, probes
-from gateway.tokens.render import TokenizerSource, is_quick
+from gateway.tokens.render import TokenizerChangedError, TokenizerSource, is_quick, loaded_from
 from gateway.tokens.work import WORK
 from gateway.wire.engine_kinds import VLLM, KvOut
 from gateway.wire.request import Api, GenerationRequest, InvalidRequestError
@@ -414,7 +414,8 @@ class ModelCounter:
             kinds, excludes_unused = trust.kinds, trust.excludes_unused
         given = (self.source, api, body, max_model_len, distrusted)
         work = functools.partial(count_body, *given, kinds=kinds, excludes_unused=excludes_unused, key=self._key)
-        return await self._do(flow, api, body, size, functools.partial(work, ids_from=ids_from))
+        work = functools.partial(work, ids_from=ids_from, files=loaded_from(self.source))
+        return await self._do(flow, api, body, size, work)
 
     async def _do(self, flow: str, api: Api, body: bytes, size: int, work: Callable[[], R]) -> R:
         """Do work on a body that counts as so many bytes: at once if it is and stays little, else in the pool."""
@@ -426,7 +427,12 @@ class ModelCounter:
         if little and (self.source is None or self._unavailable or is_quick(self.source)):
             with contextlib.suppress(TooMuchHereError), limited(AT_ONCE_SECONDS, AT_ONCE_CHARACTERS):
                 return work()
-        return await self._pool.run(flow, size, work)
+        try:
+            return await self._pool.run(flow, size, work)
+        except TokenizerChangedError as error:
+            if self.source is not None and self._tokenizers.changed(self.source):
+                self._on_switch(str(error))
+            raise
 
     async def _by_engine(self, flow: str, request: GenerationRequest, max_model_len: int) -> PromptCount:
         if not self._can_ask:
@@ -466,10 +472,21 @@ class ModelCounter:
             pass
         except WorkerDiedError:
             source = None
+        if source is not None:
+            with contextlib.suppress(NeedsEngineError):  # the process has none, or another
+                return await self._estimated(flow, request, source)
+        return await self._estimated(flow, request, None)
+
+    async def _estimated(self, flow: str, request: GenerationRequest, source: TokenizerSource | None) -> PromptCount:
+        """Estimate by all the request's texts, with a tokenizer or without."""
+        body = request.body
         kills = self._engine.kind().kv_out is KvOut.KILL_ALL  # there a count that is too low fails others
         at_most = source is None and (kills or not self._can_ask)
         kinds = self._trust(request.api).kinds
-        estimate = functools.partial(estimate_body, source, request.api, body, kinds=kinds, at_most=at_most)
+        files = None if source is None else loaded_from(source)
+        estimate = functools.partial(
+            estimate_body, source, request.api, body, kinds=kinds, at_most=at_most, files=files
+        )
         counted = await self._do(flow, request.api, body, request.counted_bytes, estimate)
         return PromptCount(counted.prompts, Source.BOUND if at_most else Source.ESTIMATE, counted.kind)
 

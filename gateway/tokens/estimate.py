@@ -20,7 +20,13 @@ _SIGNS = 4
 
 
 def estimate_body(
-    source: TokenizerSource | None, api: Api, body: bytes, *, kinds: frozenset[str] = OURS, at_most: bool = False
+    source: TokenizerSource | None,
+    api: Api,
+    body: bytes,
+    *,
+    kinds: frozenset[str] = OURS,
+    at_most: bool = False,
+    files: bytes | None = None,
 ) -> Counted:
     """Estimate a request's tokens: those of the JSON of all that may show in its prompt, and an allowance for media.
 
@@ -31,8 +37,10 @@ def estimate_body(
         kinds: of the engines that may get it.
         at_most: whether to bound them from above instead: without a tokenizer a token counts as one byte, and a
             template as `_TEMPLATE_TOKENS` and the layout that it may give to tools.
+        files: as for `gateway.tokens.render.renderer`.
 
     Raises:
+        TokenizerUnavailableError, NeedsEngineError: as `gateway.tokens.render.renderer`.
         InvalidRequestError: it holds too many prompts, or is nested too deeply.
     """
 
@@ -41,7 +49,7 @@ def estimate_body(
         if source is None:
             tokens = len(text.encode(errors="surrogatepass")) // (1 if at_most else 4) + 1
         else:
-            tokens = renderer(source).count_text(text)
+            tokens = renderer(source, files).count_text(text)
         return tokens + media * _MEDIUM_TOKENS
 
     fields = decoded(body, kinds=kinds)

@@ -13,11 +13,18 @@ class Tokenizers:
     def __init__(self, pool: CountingPool) -> None:
         self._pool = pool
         self._loads: dict[TokenizerSource, asyncio.Task[str]] = {}
+        self._changed: set[TokenizerSource] = set()
 
     def unavailable(self, source: TokenizerSource) -> str:
         """Why a tokenizer cannot count now; empty once it is loaded."""
         known = self._loads.get(source)
         return _outcome(known) if known is not None and known.done() else "the tokenizer is not loaded yet"
+
+    def changed(self, source: TokenizerSource) -> bool:
+        """Note that a tokenizer's files have changed; whether that is news."""
+        news = source not in self._changed
+        self._changed.add(source)
+        return news
 
     async def load(self, source: TokenizerSource) -> str:
         """Load a tokenizer here, and in the processes if that takes seconds. Returns the same as `unavailable`.

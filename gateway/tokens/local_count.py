@@ -47,6 +47,7 @@ def count_body(
     excludes_unused: bool = False,
     key: bytes | None = None,
     ids_from: int | None = None,
+    files: bytes | None = None,
 ) -> Counted:
     """Count with the tokenizer of the model.
 
@@ -61,6 +62,7 @@ def count_body(
         key: for the hashes of the prompt's leading parts; None if they are not needed.
         ids_from: tokens from which on the ids of a single prompt are returned, too, if the engine needs no more than
             these; None for never.
+        files: as for `gateway.tokens.render.renderer`.
 
     Raises:
         NeedsEngineError, NotCountableError: it cannot be counted here.
@@ -72,7 +74,8 @@ def count_body(
     prompts, brought = prompts_of(api, fields, excludes_unused=excludes_unused)
     if brought & distrusted:
         raise NeedsEngineError(f"the engine differs in {min(brought & distrusted)}")
-    measured = [one for prompt in prompts for one in _measured(source, prompt, max_model_len, alone=len(prompts) == 1)]
+    alone = len(prompts) == 1
+    measured = [one for prompt in prompts for one in _measured(source, files, prompt, max_model_len, alone=alone)]
     tokens, kind = tuple([one.tokens for one in measured]), Kind(api, brought)
     if len(measured) != 1 or measured[0].encoded is None:
         return Counted(tokens, kind)
@@ -88,11 +91,16 @@ def count_body(
 
 
 def _measured(
-    source: TokenizerSource, prompt: ChatPrompt | TextPrompt, max_model_len: int, *, alone: bool
+    source: TokenizerSource,
+    files: bytes | None,
+    prompt: ChatPrompt | TextPrompt,
+    max_model_len: int,
+    *,
+    alone: bool,
 ) -> Sequence[MeasuredPrompt]:
     if isinstance(prompt, TextPrompt):
-        return renderer(source).measure_texts(prompt, max_model_len)
-    one = renderer(source).measure_chat(prompt, max_model_len)
+        return renderer(source, files).measure_texts(prompt, max_model_len)
+    one = renderer(source, files).measure_chat(prompt, max_model_len)
     return [one if alone else structs.replace(one, encoded=None)]  # the tokens of all conversations would be large
 
 

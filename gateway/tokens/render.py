@@ -18,7 +18,7 @@ import msgspec
 from gateway.runtime.descriptors import lacking
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.fast_tokenizer import FastTokenizer, UnlikeError
-from gateway.tokens.hub import fetched, hub_answers, missed
+from gateway.tokens.hub import digest, fetched, hub_answers, missed
 from gateway.tokens.interruption import look, whole
 from gateway.tokens.message_shape import conversation, fold_developer
 from gateway.tokens.messages import Json, NeedsEngineError
@@ -61,6 +61,10 @@ class TokenizerUnavailableError(Exception):
         self.passes = passes
 
 
+class TokenizerChangedError(NeedsEngineError):
+    """The files of a tokenizer are not those any more that the gateway loaded, or cannot be loaded any more."""
+
+
 # Models whose prompts the engine builds without a chat template (vllm 0.32, config/model.py and renderers/registry.py),
 # or whose tokenizer it loads as another class than their repository names (tokenizers/registry.py).
 _ENCODERS_OF_THEIR_OWN = frozenset(
@@ -93,8 +97,10 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class Renderer:
     """The tokenizer and templates of one model."""
 
-    def __init__(self, tokenizer: Tokenizer, chat_template: str | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, chat_template: str | None = None, files: bytes = b"") -> None:
         self._tokenizer = tokenizer
+        self.files = files
+        """A digest of the files that it was loaded from."""
         self.light = isinstance(tokenizer, FastTokenizer)
         """Whether it is loaded in a fraction of a second."""
         self.quick = tokenizer.compiled
@@ -263,6 +269,8 @@ _LOADING: dict[TokenizerSource, threading.Lock] = {}
 """One lock for each source: a tokenizer that takes long to load keeps nobody from another one."""
 
 _LOADED: dict[TokenizerSource, Renderer] = {}
+_LOADED_FROM: dict[TokenizerSource, bytes] = {}
+"""The digest of the files that each was first loaded from."""
 _USED_AT: dict[TokenizerSource, float] = {}
 """When each was last used, in monotonic seconds."""
 _MOST_LOADED = 16
@@ -274,15 +282,47 @@ _IN_USE = 3600.0
 _OTHERWISE = "give another folder or hub id with --tokenizer"
 
 
-def renderer(source: TokenizerSource) -> Renderer:
+def renderer(source: TokenizerSource, files: bytes | None = None) -> Renderer:
     """Load a tokenizer, once in each process; may take seconds, and the network for a hub id that is not cached.
 
     If the hub does not answer, only cached files are used: asking an unreachable hub for file after file, each with its
     client's retries, would hold a worker for minutes.
 
+    Args:
+        source: of the tokenizer.
+        files: of the gateway's own (`loaded_from`), for one that must not be another; None for any.
+
     Raises:
         TokenizerUnavailableError: it cannot be loaded, or the engine builds this model's prompts with its own code.
+        TokenizerChangedError: those are not its files any more.
+        NeedsEngineError: it cannot be loaded just now, but is asked for by its files.
     """
+    try:
+        found = _once(source)
+    except TokenizerUnavailableError as error:
+        if files is None:
+            raise
+        if error.passes:
+            raise NeedsEngineError(str(error)) from None
+        raise _changed(source) from error
+    if files is not None and found.files != files:
+        raise _changed(source)
+    return found
+
+
+def _changed(source: TokenizerSource) -> TokenizerChangedError:
+    return TokenizerChangedError(
+        f"the files of the tokenizer {source.name} changed or vanished since kvgate loaded it: prompts for which it has"
+        " to be loaded again, as large ones, are counted by the engine or estimated; restart kvgate to load it anew"
+    )
+
+
+def loaded_from(source: TokenizerSource) -> bytes | None:
+    """The digest of the files from which this process first loaded a tokenizer; None if it has not yet."""
+    return _LOADED_FROM.get(source)
+
+
+def _once(source: TokenizerSource) -> Renderer:
     _USED_AT[source] = time.monotonic()
     known = _LOADED.get(source)
     if known is not None:
@@ -293,6 +333,7 @@ def renderer(source: TokenizerSource) -> Renderer:
             unused = [known for known in [*_LOADED] if time.monotonic() - _USED_AT[known] >= _IN_USE]
             for oldest in sorted(unused, key=_USED_AT.__getitem__)[: max(0, len(_LOADED) + 1 - _MOST_LOADED)]:
                 _LOADED.pop(oldest, None)
+            _LOADED_FROM.setdefault(source, made.files)
             _LOADED[source] = made
         return _LOADED[source]
 
@@ -309,11 +350,13 @@ def _load(source: TokenizerSource) -> Renderer:
     folder = Path(source.name)
     if folder.is_absolute() and not folder.is_dir():  # often a folder of the engine's, in another container
         raise TokenizerUnavailableError(f"there is no folder {source.name} on this machine; {_OTHERWISE}")
-    offline = not folder.is_dir() and not hub_answers()
+    cached = not folder.is_dir()
+    offline = cached and not hub_answers()
     try:
-        files = folder if folder.is_dir() else fetched(source.name, offline=offline)
+        files = fetched(source.name, offline=offline) if cached else folder
         _check_engine_uses_template(files)
-        return Renderer(_tokenizer(source, files, offline=offline), source.chat_template)
+        known = digest(files, cached=cached)  # before it is loaded: files that change meanwhile must show as others
+        return Renderer(_tokenizer(source, files, offline=offline), source.chat_template, known)
     except TokenizerUnavailableError:
         raise
     except Exception as error:

@@ -1,7 +1,7 @@
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from gateway.tokens.features import Feature
 from gateway.tokens.loading import Tokenizers
 from gateway.tokens.local_count import count_body
 from gateway.tokens.pool import CountingPool
-from gateway.tokens.render import TokenizerSource
+from gateway.tokens.render import _LOADED, TokenizerSource
 from gateway.wire.engine_kinds import LLAMA_SERVER, OLLAMA, SGLANG, EngineKind
 from gateway.wire.request import Api, InvalidRequestError, parse
 from gateway.wire.token_ids import IdsField
@@ -107,8 +107,10 @@ class Counter:
 
 
 @pytest.fixture
-async def pool() -> AsyncIterator[CountingPool]:
-    pool = CountingPool(threads=1, processes=0, process_bytes=1, max_pending_bytes=10**6)
+async def pool(request: pytest.FixtureRequest) -> AsyncIterator[CountingPool]:
+    """A pool with as many processes as a test says; without that, with none."""
+    processes = getattr(request, "param", 0)
+    pool = CountingPool(threads=1, processes=processes, process_bytes=AT_ONCE_BYTES, max_pending_bytes=10**6)
     yield pool
     await pool.close()
 
@@ -834,3 +836,99 @@ async def test_where_an_engine_fails_all_that_runs_what_cannot_be_counted_is_bou
     count = await counter.count(messages=[{"role": "user", "content": text}])
     assert count.source is Source.BOUND
     assert count.tokens >= len(text.encode())
+
+
+LARGE = [{"role": "user", "content": "the quick brown fox jumps over the lazy dog " * 95}]
+"""Too many bytes to be counted on the event loop."""
+
+
+def other_vocabulary(folder: Path) -> None:
+    written = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = written["model"]["vocab"]
+    vocabulary["a"], vocabulary["e"] = vocabulary["e"], vocabulary["a"]
+    (folder / "tokenizer.json").write_text(json.dumps(written))
+
+
+def other_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+
+
+def broken(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"half":')
+
+
+change = pytest.mark.parametrize("change", [other_vocabulary, other_template, broken, shutil.rmtree])
+in_a_process = pytest.mark.parametrize("pool", [1], indirect=True)
+
+
+@pytest.fixture
+async def edited(made: Any, tokenizer_folder: Path, tmp_path: Path) -> tuple[Counter, Path]:
+    """A counter that hands over token ids, and the folder of its tokenizer, which the engine has elsewhere."""
+    folder = shutil.copytree(tokenizer_folder, tmp_path / "edited")
+    counter: Counter = await made(TokenizerSource(str(folder)))
+    counter.hand_over_from = 1
+    counter.engine.takes_ids = IdsField.OWN
+    await counter.counter.verify(counter.engine.target)
+    return counter, folder
+
+
+@in_a_process
+@change
+async def test_of_what_a_process_would_count_with_changed_files_the_engine_counts_all_and_one_warning_says_so(
+    edited: tuple[Counter, Path], change: Callable[[Path], None]
+) -> None:
+    counter, folder = edited
+    change(folder)
+    for _ in range(2):
+        count = await counter.count(messages=LARGE)
+        assert (count.source, count.ids) == (Source.ENGINE, b"")
+        small = await counter.count()
+        assert small.source is Source.LOCAL
+        assert small.ids
+    (switch,) = counter.switches
+    assert f"the files of the tokenizer {folder} changed or vanished" in switch
+
+
+@in_a_process
+@change
+async def test_where_the_engine_counts_nothing_either_it_is_estimated(
+    edited: tuple[Counter, Path], change: Callable[[Path], None]
+) -> None:
+    counter, folder = edited
+    change(folder)
+    counter.engine.target = replace(counter.engine.target, kind=OLLAMA)
+    shown = {"tools": [], "response_format": {"type": "json_object"}}  # never counted, whatever the tokenizer
+    for more in ({}, shown):
+        count = await counter.count(messages=LARGE, **more)
+        assert not count.source.exact
+        assert count.tokens >= len(LARGE[0]["content"])
+    assert len(counter.switches) == 1
+
+
+@in_a_process
+async def test_files_that_change_once_they_are_loaded_everywhere_or_stay_the_same_change_nothing(
+    edited: tuple[Counter, Path],
+) -> None:
+    counter, folder = edited
+    for path in folder.iterdir():
+        path.write_bytes(path.read_bytes())
+    (folder / "model.safetensors").touch()
+    before = await counter.count(messages=LARGE)
+    assert (before.source, before.ids != b"") == (Source.LOCAL, True)
+    shutil.rmtree(folder)
+    assert await counter.count(messages=LARGE) == before
+    assert counter.switches == []
+
+
+@change
+async def test_one_that_was_dropped_here_is_not_replaced_by_another(
+    edited: tuple[Counter, Path], change: Callable[[Path], None]
+) -> None:
+    counter, folder = edited
+    source = TokenizerSource(str(folder))
+    _LOADED.pop(source)
+    assert (await counter.count()).source is Source.LOCAL
+    _LOADED.pop(source)
+    change(folder)
+    assert [(await counter.count()).source for _ in range(2)] == [Source.ENGINE] * 2
+    assert len(counter.switches) == 1

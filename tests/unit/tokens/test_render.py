@@ -17,7 +17,15 @@ from gateway.tokens import render
 from gateway.tokens.count import PromptTooLongError
 from gateway.tokens.messages import NeedsEngineError
 from gateway.tokens.normalise import ChatPrompt, Encoding, TextPrompt, chat_prompt
-from gateway.tokens.render import Renderer, TokenizerSource, TokenizerUnavailableError, is_quick, renderer
+from gateway.tokens.render import (
+    Renderer,
+    TokenizerChangedError,
+    TokenizerSource,
+    TokenizerUnavailableError,
+    is_quick,
+    loaded_from,
+    renderer,
+)
 from gateway.tokens.tokenizer import Tokens
 from gateway.tokens.transformers_tokenizer import TransformersTokenizer
 from gateway.wire.request import InvalidRequestError
@@ -272,6 +280,23 @@ def test_a_folder_that_is_not_on_this_machine_is_told_as_one_and_no_hub_is_asked
         renderer(TokenizerSource("/models/llama"))
 
 
+def test_one_that_cannot_be_loaded_just_now_is_not_said_to_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: TokenizerSource) -> Renderer:
+        raise TokenizerUnavailableError("Too many open files", passes=True)
+
+    monkeypatch.setattr(render, "_load", fail)
+    with pytest.raises(NeedsEngineError, match="Too many open files") as caught:
+        renderer(TokenizerSource("somewhere"), b"files")
+    assert not isinstance(caught.value, TokenizerChangedError)
+
+
+def test_only_for_another_one_that_was_asked_for_by_its_files_the_engine_is_needed(tokenizer_folder: Path) -> None:
+    source = TokenizerSource(str(tokenizer_folder))
+    assert renderer(source) is renderer(source, loaded_from(source))
+    with pytest.raises(TokenizerChangedError):
+        renderer(source, b"others")
+
+
 def test_a_hub_that_is_silent_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -341,7 +366,7 @@ def test_one_that_takes_long_to_load_keeps_nobody_from_another(monkeypatch):
         if source.name == "slow":
             began.set()
             assert go.wait(120)
-        return source.name
+        return SimpleNamespace(name=source.name, files=b"")
 
     monkeypatch.setattr(render, "_load", load)
     monkeypatch.setattr(render, "_LOADED", {})
@@ -349,7 +374,7 @@ def test_one_that_takes_long_to_load_keeps_nobody_from_another(monkeypatch):
     for thread in threads:
         thread.start()
     assert began.wait(120)
-    assert renderer(TokenizerSource("other")) == "other"
+    assert renderer(TokenizerSource("other")).name == "other"
     go.set()
     for thread in threads:
         thread.join()
@@ -361,7 +386,7 @@ def test_of_too_many_those_go_that_nobody_uses(monkeypatch):
 
     def load(source):
         loads.append(source)
-        return SimpleNamespace(quick=True)
+        return SimpleNamespace(quick=True, files=b"")
 
     monkeypatch.setattr(render, "_load", load)
     monkeypatch.setattr(render, "_LOADED", {})
