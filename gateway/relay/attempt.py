@@ -45,6 +45,7 @@ MAX_PRELIMINARY = 64 * 2**10
 """Bytes of preliminary events after which a stream counts as begun."""
 LARGE_PIECE = 64 * 2**10
 _UNREAD = BodyFacts(None, None, None)
+_EMPTY = Failure(FailureKind.UNFINISHED, 502, "its answer to a request for a stream is empty")
 _REFUSED_AS: dict[Meaning | None, Outcome] = {
     Meaning.TOO_LONG: Outcome.CONTEXT_LENGTH_EXCEEDED,
     Meaning.INVALID: Outcome.INVALID_REQUEST,
@@ -67,7 +68,7 @@ class Retryable(msgspec.Struct, frozen=True):
     Attributes:
         cause: why it comes back.
         message: told to the client if this was the last attempt.
-        evacuated: it was taken off the endpoint.
+        evacuated: it was taken off the endpoint, which may have seen it.
         live_error: an endpoint that lives answered with an error. Retries for that are limited by `RetryBudget`.
     """
 
@@ -200,6 +201,7 @@ class Attempt:
                 headers,
                 outgoing.payload.towards(ids),
                 alone=self._exchange.failures > 0,
+                sending=flight.sending,
             )
         except UpstreamError as error:
             self._endpoint.watch.failed(str(error))
@@ -259,8 +261,9 @@ class Attempt:
     async def _whole(self, flight: Flight, answer: Answer) -> Ended | Retryable:
         body, complete = await _read_up_to(answer, MAX_HELD_BYTES)
         facts = read_body(self._exchange.api or Api.CHAT, body) if complete else _UNREAD
-        if facts.failure is not None:
-            return await self._failed_unseen(flight, facts.failure)
+        failure = facts.failure if body or not self._exchange.stream else _EMPTY
+        if failure is not None:
+            return await self._failed_unseen(flight, failure)
         if self._response.head_sent:  # the head of a stream has already left
             return Retryable(Back.FAILED, "The endpoint did not stream its answer.", live_error=True)
         self._flights.note_answer(flight, engine_done=True)
@@ -421,7 +424,8 @@ class Attempt:
         if self._response.answer_begun:
             await self._end_with(self._error_event(message, outcome))
         elif flight.interruption is Interruption.EVACUATED:
-            return Retryable(Back.FAILED, "The endpoint went down, or hangs.", evacuated=True)
+            cause = Back.FAILED if flight.sent else Back.UNREACHED
+            return Retryable(cause, "The endpoint went down, or hangs.", evacuated=flight.sent)
         else:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_EVENT_TIMEOUT):

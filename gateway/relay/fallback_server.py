@@ -4,7 +4,7 @@ It gets a body, and none of the client's headers nor its key. kvgate knows nothi
 turn comes. Whatever it says but 200 means that it does not answer, and so does an error in its place.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import structlog
 
@@ -72,14 +72,22 @@ class _OfOthers:
         self._upstream = upstream
 
     async def send(
-        self, base_url: str, method: str, path: str, headers: Headers, body: bytes, *, alone: bool = False
+        self,
+        base_url: str,
+        method: str,
+        path: str,
+        headers: Headers,
+        body: bytes,
+        *,
+        alone: bool = False,
+        sending: Callable[[], None] = lambda: None,
     ) -> Answer:
         """See `Upstream.send`.
 
         Raises:
             UpstreamError: no connection, another status, or an encoded body, though none was asked for.
         """
-        answer = await self._upstream.send(base_url, method, path, headers, body, alone=alone)
+        answer = await self._upstream.send(base_url, method, path, headers, body, alone=alone, sending=sending)
         if answer.status != _OK:
             answer.close()
             raise UpstreamError(f"status {answer.status}")

@@ -42,6 +42,7 @@ class Flight:
         "interruption",
         "moved_at",
         "request",
+        "sent",
         "streams",
         "task",
         "watched",
@@ -63,6 +64,8 @@ class Flight:
         self.streams = streams
         self.behind = behind
         self.moved_at = now
+        self.sent = False
+        """Whether its endpoint may have seen any of it."""
         self.answering = False
         """Whether a first event has come."""
         self.engine_done = False
@@ -73,6 +76,10 @@ class Flight:
         """Whether its silence and its tokens say something of its endpoint. Not while it waits for its client, as the
         tokens may have come long ago, nor once the engine is done."""
         self.interruption: Interruption | None = None
+
+    def sending(self) -> None:
+        """Note that it goes out: its connection is there."""
+        self.sent = True
 
     def answered(self, status: int) -> None:
         """Note an answer's head. It shows that the engine was not silent, unless a proxy may have sent it: over 500."""

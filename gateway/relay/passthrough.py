@@ -16,7 +16,7 @@ from gateway.relay.demand import refuse_adapter
 from gateway.relay.destination import NOTICED, find_pool, retry_after, wait_for_endpoint
 from gateway.relay.editing import check_names
 from gateway.relay.exchange import Exchange, RefusedError
-from gateway.relay.flights import Interruption
+from gateway.relay.flights import Flight, Interruption
 from gateway.relay.headers import is_stream, rate_limits, towards_client, towards_endpoint
 from gateway.relay.lobby import shutting_down
 from gateway.relay.payload import Allowance, Payload
@@ -38,7 +38,11 @@ _OK = 200
 
 
 class _EvacuatedError(Exception):
-    """The request was taken off its endpoint, which went down or hangs."""
+    """The request was taken off its endpoint, which went down or hangs. `sent`: it may have seen the request."""
+
+    def __init__(self, *, sent: bool) -> None:
+        super().__init__()
+        self.sent = sent
 
 
 class _UnansweredError(Exception):
@@ -52,7 +56,7 @@ class _Tried:
     Attributes:
         until: when it waits no more for an endpoint that answers it.
         seen: how many endpoints may have seen it and did not answer.
-        evacuated: whether it was taken off one.
+        evacuated: whether it was taken off one that may have seen it.
         reason: why the last one did not answer.
     """
 
@@ -194,9 +198,17 @@ async def _pass(
             trace=exchange.sent_to(endpoint.id, endpoint.kind.name),
         )
 
-        async def begin(endpoint: Endpoint = endpoint, headers: Headers = headers) -> tuple[Answer, bytes]:
+        async def begin(
+            flight: Flight, endpoint: Endpoint = endpoint, headers: Headers = headers
+        ) -> tuple[Answer, bytes]:
             answer = await plane.upstream.send(
-                endpoint.base_url, scope["method"], path(scope), headers, payload.data, alone=tried.seen > 0
+                endpoint.base_url,
+                scope["method"],
+                path(scope),
+                headers,
+                payload.data,
+                alone=tried.seen > 0,
+                sending=flight.sending,
             )
             try:
                 return answer, await answer.read_some()
@@ -246,7 +258,7 @@ async def _pass(
 async def _begun(
     plane: Plane,
     endpoint: Endpoint,
-    begin: Callable[[], Awaitable[tuple[Answer, bytes]]],
+    begin: Callable[[Flight], Awaitable[tuple[Answer, bytes]]],
     prompt_tokens: int | None,
     tried: _Tried,
 ) -> tuple[Answer, bytes] | None:
@@ -258,8 +270,10 @@ async def _begun(
     """
     try:
         return await _watched(plane, endpoint, begin, prompt_tokens, evacuated=tried.evacuated)
-    except _EvacuatedError:
-        tried.seen, tried.evacuated, tried.reason = tried.seen + 1, True, "it went down, or hangs"
+    except _EvacuatedError as error:
+        tried.seen += error.sent
+        tried.evacuated |= error.sent
+        tried.reason = "it went down, or hangs"
     except UpstreamError as error:
         endpoint.watch.failed(str(error))
         tried.seen += not isinstance(error, ConnectFailedError)
@@ -295,7 +309,7 @@ def _may_retry(plane: Plane, pool: Pool | None) -> bool:
 async def _watched(
     plane: Plane,
     endpoint: Endpoint,
-    begin: Callable[[], Awaitable[tuple[Answer, bytes]]],
+    begin: Callable[[Flight], Awaitable[tuple[Answer, bytes]]],
     prompt_tokens: int | None,
     *,
     evacuated: bool,
@@ -309,13 +323,15 @@ async def _watched(
     """
     flight = plane.flights.open(plane.new_request(), endpoint, prompt_tokens, streams=False, evacuated=evacuated)
     try:
-        answer, piece = await begin()
+        answer, piece = await begin(flight)
     except asyncio.CancelledError:
         if flight.interruption is None or flight.task.uncancel():  # the client left too, at the same moment
             raise
         if flight.interruption is Interruption.SHUTDOWN:
             raise shutting_down() from None
-        raise (_EvacuatedError if flight.interruption is Interruption.EVACUATED else TimeoutError) from None
+        if flight.interruption is Interruption.EVACUATED:
+            raise _EvacuatedError(sent=flight.sent) from None
+        raise TimeoutError from None
     else:
         if answer.status == _OK and prompt_tokens is not None:
             plane.flights.note_answer(flight, engine_done=True)

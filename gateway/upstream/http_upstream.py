@@ -65,6 +65,7 @@ class HttpUpstream:
         body: bytes,
         *,
         alone: bool = False,
+        sending: Callable[[], None] = lambda: None,
         connected: Callable[[], None] = lambda: None,
         repeatable: bool = False,
     ) -> Answer:
@@ -83,6 +84,7 @@ class HttpUpstream:
         connection = None if alone else self._reused(base_url)
         if connection is not None:
             connected()
+            sending()
             try:
                 await connection.request(head, body)
             except ConnectionLostError:
@@ -92,6 +94,7 @@ class HttpUpstream:
                 connection = None
         if connection is None:
             connection = await self._connect(origin, connected)
+            sending()
             await connection.request(head, body)
         return _HttpAnswer(self, base_url, connection)
 

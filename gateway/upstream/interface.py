@@ -62,11 +62,20 @@ class Upstream(Protocol):
     """
 
     async def send(
-        self, base_url: str, method: str, path: str, headers: Headers, body: bytes, *, alone: bool = False
+        self,
+        base_url: str,
+        method: str,
+        path: str,
+        headers: Headers,
+        body: bytes,
+        *,
+        alone: bool = False,
+        sending: Callable[[], None] = lambda: None,
     ) -> Answer:
         """Send a request to `base_url + path` and wait for the head of its answer.
 
-        `alone`: on a new connection, as for a second try: a pooled one may be lost like the first.
+        `alone`: on a new connection, as for a second try: a pooled one may be lost like the first. `sending`: called
+        once its connection is there; until then the endpoint has seen nothing of it.
 
         Cancelling closes the connection.
 

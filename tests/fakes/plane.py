@@ -28,7 +28,7 @@ from gateway.relay.payload import Room
 from gateway.relay.plane import Plane
 from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
-from gateway.upstream.interface import ChunkSink, Drained, Sink
+from gateway.upstream.interface import ChunkSink, ConnectFailedError, Drained, Sink
 from gateway.wire.engine_kinds import VLLM
 from gateway.wire.token_ids import IdsField
 from tests.fakes.paired import paired
@@ -205,7 +205,8 @@ class FakePlane:
         models = [{"endpoints": [{"url": f"http://{name}"} for name in ("a", "b")]}]
         self.settings = Settings.model_validate({"models": models, **sections})
         self.now = asyncio.get_running_loop().time
-        self.replies: deque[Reply | Exception] = deque()
+        self.replies: deque[Reply | Exception | asyncio.Event] = deque()
+        """Before one may be an event: the connection is there once it is set."""
         self.sent: list[tuple[str, str, str, dict[str, str], bytes]] = []
         """Base URL, method, path, headers and body of each request."""
         self.alone: list[bool] = []
@@ -304,16 +305,26 @@ class FakePlane:
     # The upstream, and the counting pool.
 
     async def send(
-        self, base_url: str, method: str, path: str, headers: Any, body: bytes, *, alone: bool = False
+        self,
+        base_url: str,
+        method: str,
+        path: str,
+        headers: Any,
+        body: bytes,
+        *,
+        alone: bool = False,
+        sending: Callable[[], None],
     ) -> Reply:
         named = {name.decode(): value.decode() for name, value in headers}
         self.sent.append((base_url, method, path, named, body))
         self.alone.append(alone)
-        match self.replies.popleft():
-            case Exception() as error:
-                raise error
-            case reply:
-                return reply
+        while isinstance(reply := self.replies.popleft(), asyncio.Event):
+            await reply.wait()
+        if not isinstance(reply, ConnectFailedError):
+            sending()
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
     async def close(self) -> None: ...
 

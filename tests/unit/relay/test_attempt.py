@@ -226,6 +226,20 @@ async def test_a_failure_before_an_answer_is_tried_elsewhere(plane, failure, fai
     assert plane.watch(second).evacuated == [False]
 
 
+async def test_a_stream_that_is_answered_with_nothing_is_asked_for_once_more(plane):
+    nothing = Reply(content_length="0")
+    plane.replies.extend([nothing, stream()])
+    assert await outcome(plane, client := plane.ask(STREAMED)) == "completed"
+    assert client.status == 200
+    assert client.body.endswith(DONE)
+    plane.replies.extend([Reply(), Reply()])
+    assert await outcome(plane, client := plane.ask(STREAMED)) == "upstream_error"
+    assert client.status == 502
+    assert "its answer to a request for a stream is empty." in json.loads(client.body)["error"]["message"]
+    said = ("its answer to a request for a stream is empty", {"aborted": False, "dead": False})
+    assert [failure for name in "ab" for failure in plane.watch(name).failures] == [said] * 3
+
+
 async def test_an_endpoint_beside_shorter_ones_has_time_to_be_found_dead(plane):
     plane.up("b", longest=2)
     plane.replies += [LOST, Reply(WHOLE)]
@@ -554,6 +568,35 @@ async def test_one_that_was_taken_off_an_endpoint_is_known_wherever_it_goes_afte
     assert await outcome(plane, client) == "completed"
     evacuated = [evacuated for name in "ab" for evacuated in plane.watch(name).evacuated]
     assert sorted(evacuated) == [False, True, True]
+
+
+async def test_one_whose_endpoint_went_down_before_its_connection_was_there_has_not_failed(hurried):
+    plane = FakePlane("a", "b", "c", "d")
+    never = asyncio.Event()
+    plane.replies.extend([never, never, LOST, Reply(WHOLE)])
+    client = plane.ask()
+    for _ in range(2):
+        await plane.turns()
+        (flight,) = plane.flights._flights.values()
+        plane.flights.evacuate(flight.endpoint.id)
+    assert await outcome(plane, client) == "completed"
+    assert len({base_url for base_url, *_ in plane.sent}) == 4
+    assert plane.alone == [False, False, False, True]
+    assert [plane.watch(name).evacuated for name in "abcd"] == [[False]] * 4, "no engine has seen it and hung"
+
+
+async def test_one_that_can_connect_to_no_endpoint_that_is_up_ends(plane):
+    plane.replies.extend([asyncio.Event()] * 1000)
+    client = plane.ask()
+    began = plane.now()
+    while not client.task.done():
+        await asyncio.sleep(5)
+        for name in "ab":
+            plane.flights.evacuate(EndpointId(name))
+    assert await outcome(plane, client) == "wait_too_long"
+    assert "The endpoint went down, or hangs." in json.loads(client.body)["error"]["message"]
+    assert plane.now() - began < 60
+    assert len(plane.sent) < 10
 
 
 async def test_one_that_is_silent_for_too_long_ends_and_goes_nowhere_else(plane):

@@ -428,6 +428,31 @@ async def test_those_taken_off_a_hung_endpoint_go_to_another_one_once(plane):
     assert (await ended(client)).status == 502
 
 
+async def test_those_taken_off_endpoints_that_have_not_seen_them_go_on(plane):
+    never = asyncio.Event()
+    plane.replies += [never] * 4
+    client = ask(plane, path=EMBED)
+    for _ in range(4):
+        await asyncio.sleep(5)
+        plane.flights.evacuate(EndpointId(plane.sent[-1][0].removeprefix("http://")))
+    plane.replies.append(Reply(b"{}"))
+    assert (await ended(client)).status == 200
+    assert len(plane.sent) == 5
+    assert [evacuated for name in "ab" for evacuated in plane.watch(name).evacuated] == [False] * 5
+    assert plane.alone == [False] * 5
+
+
+async def test_one_that_connects_to_no_endpoint_is_not_sent_for_ever(plane):
+    plane.replies += [asyncio.Event()] * 1000
+    client = ask(plane, path=EMBED)
+    while not client.task.done():
+        await asyncio.sleep(5)
+        for name in "ab":
+            plane.flights.evacuate(EndpointId(name))
+    assert (client.status, error(client)["code"]) == (502, "upstream_error")
+    assert len(plane.sent) < 20
+
+
 async def test_what_waits_for_an_endpoint_when_this_gateway_ends_is_refused(plane):
     client, _ = await silent(plane)
     plane.flights.cut()

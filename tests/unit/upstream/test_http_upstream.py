@@ -271,6 +271,47 @@ async def test_who_does_not_take_a_connection_is_given_up_in_time(monkeypatch: p
         await client.send("http://10.0.0.1", "GET", "/", [], b"")
 
 
+async def test_a_request_goes_out_once_its_connection_is_there(server: Server) -> None:
+    heard: list[int] = []
+    async with upstream() as client:
+        for _ in range(2):  # on a new connection, and on the one that it left
+            answer = await client.send(
+                server.url, "POST", "/v1/x", [], b"{}", sending=lambda: heard.append(len(server.heads))
+            )
+            assert await answer.read_some() == b"ok"
+            assert await answer.read_some() == b""
+            answer.close()
+    assert (server.connections, heard) == (1, [0, 1])
+
+
+async def test_nothing_has_gone_out_while_the_endpoint_hangs_in_the_handshake(server: Server) -> None:
+    began, heard = asyncio.Event(), list[str]()
+
+    async def hang(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        began.set()
+        await reader.read()
+
+    server.scripts = [hang]
+    async with upstream() as client:
+        connecting = asyncio.create_task(
+            client.send(
+                server.url.replace("http:", "https:"),
+                "POST",
+                "/v1/x",
+                [],
+                b"{}",
+                sending=lambda: heard.append("sending"),
+                connected=lambda: heard.append("connected"),
+            )
+        )
+        await began.wait()
+        connecting.cancel()
+        await asyncio.wait([connecting])
+    assert connecting.cancelled()
+    assert heard == ["connected"]
+
+
 async def test_a_lack_of_descriptors_is_ours_and_not_the_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     async def lacks(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
