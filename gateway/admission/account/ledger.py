@@ -218,6 +218,15 @@ class Ledger:
             self._recheck_at(reservation, reservation.origin)
         return reservation
 
+    def sent_since(self, at: float) -> int:
+        """Sequences that were sent after this time, and have not ended."""
+        sequences = 0
+        for reservation in reversed(self._reservations):
+            if reservation.sent_at <= at:
+                break
+            sequences += reservation.sequences
+        return sequences
+
     def sharable(self, prefix: Prefix) -> int:
         """Leading tokens of a prompt that a request in flight already holds."""
         return self._prefixes.held(prefix)

@@ -337,7 +337,8 @@ class EndpointRecord:
             self._computed = inf if waiting is None else max(0, unconfirmed - waiting)
             if waiting is not None:
                 self.gate.sample_waiting(waiting, account.unconfirmed_sequences, sample.sampled_at)
-            self.sequence_limit.observe(sample, self.ledger.sequences, unconfirmed)
+            just_sent = self.ledger.sent_since(sample.sampled_at - TUNING.gauge_lag)
+            self.sequence_limit.observe(sample, self.ledger.sequences, unconfirmed, just_sent)
         self.advance(now)
         usage = self.usage(now)
         if usage is not None:

@@ -162,7 +162,9 @@ def _sequences(ask: Ask) -> float:
     limit = ask.endpoint.sequence_limit.value
     if limit is None:
         return 0
-    return ask.endpoint.ledger.sequences + (1 if ask.request is None else ask.request.sequences) - limit
+    # One free place is enough for a request of several sequences. They begin as places become free: to keep these until
+    # all are would leave the engine idle meanwhile.
+    return ask.endpoint.ledger.sequences + 1 - limit
 
 
 def _cold(ask: Ask) -> float:
@@ -233,7 +235,7 @@ RULES = (
     ),
     Rule(
         "sequences",
-        "the endpoint would run more sequences than its limit, configured or learned",
+        "the endpoint runs as many sequences as its limit, configured or learned",
         _sequences,
         Unit.SEQUENCES,
         closes=True,

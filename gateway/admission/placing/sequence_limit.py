@@ -8,8 +8,8 @@ class SequenceLimit:
     """The configured limit, or a limit learned from a plateau of the engine.
 
     An engine shows its limit if it runs as many as it ever did while others wait, its KV cache has room, and it
-    computes no prompt: one that fills the batch keeps others waiting, too. With fewer it waits for something else, such
-    as the end of a step. Two scrapes in a row that show it are a plateau. One alone may be a long prompt that reports
+    computes no prompt: one that fills the batch keeps others waiting, too. What was just sent may wait for the end of a
+    step. Two scrapes in a row that show it are a plateau. One alone may be a long prompt that reports
     nothing: a limit of 1 would let nothing refute it for long.
 
     A plateau may still be chance, and what runs more refutes it. So a learned limit is tried: after `probe_after`
@@ -38,13 +38,13 @@ class SequenceLimit:
         """Whether the limit in force was learned."""
         return not self._configured and self.value is not None
 
-    def observe(self, sample: Observed, sequences: int, unconfirmed: int) -> None:
-        """Take a scrape, the number of our sequences on the endpoint, and how many of them have no token yet."""
+    def observe(self, sample: Observed, sequences: int, unconfirmed: int, just_sent: int) -> None:
+        """Take a scrape, and how many sequences of ours are there, have no token yet, and were just sent."""
         if self._configured or sample.running is None or sample.waiting is None:
             return
         running, waiting, at = sample.running, sample.waiting, sample.sampled_at
         has_room = sample.kv_usage is not None and sample.kv_usage < self.kv_low
-        shown = waiting > 0 and has_room and running == self._most > 1 and unconfirmed <= waiting
+        shown = waiting > just_sent and has_room and running == self._most > 1 and unconfirmed <= waiting
         again, self._shown = self._shown, shown
         if running > self._most:
             self._most, self.value, self._trial_after = running, None, TUNING.probe_after

@@ -401,7 +401,7 @@ class Queue:
             return
         behind = lane.after_head(TUNING.backfill_window)
         backfills = [other for other in behind if self._may_backfill(other, head)]
-        backfills.sort(key=lambda request: request.size)
+        backfills.sort(key=_smallest)
         tries = 0
         throttled: set[str] = set()
         for request in backfills:
@@ -422,7 +422,7 @@ class Queue:
                 return
 
     def _may_backfill(self, request: RequestRecord, head: RequestRecord) -> bool:
-        return request.size < head.size and head.backfilled < self._max_passes
+        return _smallest(request) < _smallest(head) and head.backfilled < self._max_passes
 
     def _in_turn(self, ended: set[Lane]) -> list[BandQueue]:
         """Bands in the order of their turns: first those owed the cost of their head, then the most urgent."""
@@ -438,6 +438,11 @@ class Queue:
             (due if owed else later).append(band)
         due.sort(key=lambda band: band.share.since)
         return due + later
+
+
+def _smallest(request: RequestRecord) -> tuple[int, int]:
+    """Its size, for backfill: of several sequences each may grow as large as another request."""
+    return request.sequences, request.size
 
 
 def _first(heap: list[Entry]) -> RequestRecord | None:

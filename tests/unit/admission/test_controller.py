@@ -141,10 +141,14 @@ class TestRoom:
         p >> done(1) << Dispatch(2, "a")
 
     def test_the_sequence_limit_counts_every_sequence_of_a_group(self, play):
-        p = play() >> up("a", seqs=4) >> arrived(1, n=3) << Dispatch(1, "a")
-        p >> arrived(2, n=2) << nothing
+        p = play() >> up("a", seqs=4) >> arrived(1, n=4) << Dispatch(1, "a") >> arrived(2) << nothing
         p >> done(1) << Dispatch(2, "a")
-        assert p.endpoint("a").sequences == 2
+        assert p.endpoint("a").sequences == 1
+
+    def test_a_group_needs_one_free_place_to_begin(self, play):
+        """Else places would stay empty until all that it needs are."""
+        p = play() >> up("a", seqs=4) >> arrived(1, n=3) << Dispatch(1, "a") >> arrived(2, n=16) << Dispatch(2, "a")
+        p >> arrived(3) << nothing >> done(1) << nothing >> done(2) << Dispatch(3, "a")
 
     def test_tokens_that_go_by_take_room(self, play):
         p = play() >> up("a", blocks=100) >> arrived(1, blocks=50) << Dispatch(1, "a")
@@ -294,8 +298,8 @@ class TestWaiting:
         p >> at(10) >> done(1) << refused(2, Outcome.QUEUE_TIMEOUT)
 
     def test_the_timeout_of_a_head_lets_those_behind_it_go(self, play):
-        p = play(ttl=10) >> up("a", seqs=4) >> arrived(1) << Dispatch(1, "a") >> arrived(2, n=4) << nothing
-        p >> at(5) >> arrived(3) << nothing
+        p = play(ttl=10) >> up("a", blocks=100) >> arrived(1, blocks=60) << Dispatch(1, "a") >> progress(r1=1)
+        p >> arrived(2, blocks=60) << nothing >> at(5) >> arrived(3) << nothing
         p >> at(10) >> arrived(4) << refused(2, Outcome.QUEUE_TIMEOUT) << Dispatch(3, "a") << Dispatch(4, "a")
 
     def test_the_departure_of_a_head_lets_those_behind_it_go(self, play):

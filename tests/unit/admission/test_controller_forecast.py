@@ -189,14 +189,18 @@ class TestBackfill:
         p >> arrived(4, blocks=9, max_tokens=1) << Dispatch(4, "a")
 
     def test_nothing_is_backfilled_before_a_head_that_waits_for_a_sequence(self, play):
-        p = play(max_passes=8) >> up("a", seqs=2) >> arrived(1, blocks=9) << Dispatch(1, "a") >> progress(r1=1)
-        p >> arrived(2, blocks=4, n=2) << nothing >> arrived(3, blocks=1) << nothing
+        p = play(max_passes=8) >> up("a", seqs=1) >> arrived(1, blocks=9) << Dispatch(1, "a") >> progress(r1=1)
+        p >> arrived(2, blocks=4) << nothing >> arrived(3, blocks=1) << nothing
 
     def test_nothing_is_backfilled_to_an_endpoint_short_of_sequences(self, play):
-        p = play(max_passes=8) >> up("a", blocks=100) >> up("b", blocks=100, seqs=3)
+        p = play(max_passes=8) >> up("a", blocks=100) >> up("b", blocks=100, seqs=2)
         p >> arrived(1, blocks=75) << Dispatch(1, "a") >> progress(r1=1) >> arrived(2, n=2) << Dispatch(2, "b")
-        p >> arrived(3, blocks=20, n=2) << nothing  # no room there, too many sequences here
+        p >> arrived(3, blocks=20) << nothing  # no room there, too many sequences here
         p >> arrived(4, blocks=16) << nothing >> arrived(5, blocks=15) << Dispatch(5, "a")
+
+    def test_one_sequence_is_smaller_than_several_however_short_their_prompt(self, play):
+        p = play(max_passes=8) >> up("a", blocks=100) >> arrived(1, blocks=60) << Dispatch(1, "a") >> progress(r1=1)
+        p >> arrived(2, blocks=1, n=40) << nothing >> arrived(3, blocks=20) << Dispatch(3, "a")
 
     def test_only_its_own_lane_may_use_the_endpoint_that_it_waits_for(self, play):
         p = play(max_passes=8) >> up("big", blocks=100, length=2000) >> up("small", blocks=10, length=100)

@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_queued_by_the_rule_that_keeps_it(play, rule):
     if rule == "forecast":
         settings = {"blocks": 30, "max_tokens": 400}
     if rule == "sequences":
-        settings["n"] = 2
+        p >> arrived(2, blocks=1, max_tokens=1) << Dispatch(2, "a") >> progress(r2=1)
     if rule == "busy":
         p >> arrived(2, blocks=1, max_tokens=1) << Dispatch(2, "a") >> Returned(2, Back.BUSY) << nothing
     told = asked(p, **settings)

@@ -2,12 +2,12 @@ from gateway.admission.placing.sequence_limit import SequenceLimit
 from tests.unit.admission.playbook import scrape
 
 
-def learn(*samples, configured=None, sequences=0, computed=0):
+def learn(*samples, configured=None, sequences=0, computed=0, just_sent=0):
     """A limit after scrapes `(running, waiting, kv)`, one a second. It computes the prompts of `computed` that run."""
     limit = SequenceLimit(configured, kv_low=0.8)
     for second, (running, waiting, kv) in enumerate(samples):
         sample = scrape("a", float(second), kv=kv, running=running, waiting=waiting)
-        limit.observe(sample, sequences, unconfirmed=(waiting or 0) + computed)
+        limit.observe(sample, sequences, unconfirmed=(waiting or 0) + computed, just_sent=just_sent)
     return limit
 
 
@@ -54,6 +54,11 @@ def test_more_seen_running_refutes_it():
 
 def test_no_plateau_below_what_it_ran_before_is_a_limit():
     assert learn((24, 0, 0.7), *[(16, 1, 0.5)] * 3).value is None
+
+
+def test_what_was_just_sent_may_wait_for_the_end_of_a_step():
+    assert learn(*[(16, 2, 0.2)] * 9, just_sent=2).value is None
+    assert learn(*[(16, 3, 0.2)] * 3, just_sent=2).value == 16
 
 
 def test_requests_just_sent_do_not_lower_it():
