@@ -355,6 +355,8 @@ class AdmissionController:
         if refused is not None:
             self._refuse(request, refused.outcome, now, refused.exceeded, refused.rule)
         elif lane is not None:
+            for endpoint in self._endpoints.live:
+                endpoint.advance_once(now)
             self._pool.estimate(request)
             self._queue.push(request, lane)
 

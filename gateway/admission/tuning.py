@@ -111,7 +111,7 @@ class Tuning:
     """Most of the cache that streams without a token may hold, as a share. They have yet to grow, and a stalled engine
     does not show it: a burst must not fill the cache with prompts. Measured on a busy CPU: a tenth starved an engine
     whose first tokens take a second (0.63 of direct's throughput). Simulated (ADR 24): no bound at all is as good."""
-    backlog_span: float = 1.0
+    engine_backlog: float = 1.0
     """Most seconds of prompts that may wait in an engine. Simulated (ADR 47): 2 is a little worse."""
     most_spared: float = 0.3
     """Most of a cache that is kept free for flows within their share, as a share of it. Judgement (ADR 11). It

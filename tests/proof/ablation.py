@@ -54,7 +54,7 @@ OUT: Mapping[str, float] = {
     "caution_fade": 1e-9,
     "caution_full": 2.0,
     "prefilling_share": 1.0,
-    "backlog_span": 1e9,
+    "engine_backlog": 1e9,
     "most_spared": 0.0,
     "prefix_pull": 0.0,
     "closing_samples": 1,

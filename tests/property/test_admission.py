@@ -437,7 +437,8 @@ class Admission(RuleBasedStateMachine):
             length = self.needed(demand)
         names = [n for n, p in self.pool.items() if p.up and fits(demand, p.capacity, length)]
         names = [name for name in names if name not in unreached]
-        return [name for name in names if name not in known.avoid] or names
+        others = [name for name in names if name not in known.avoid]
+        return others or [name for name in names if name not in known.lacking] or names
 
     def target(self, known: Known) -> float | None:
         if known.arrival.ttft_target is not None:
@@ -560,7 +561,8 @@ class Admission(RuleBasedStateMachine):
             most = 1.0  # nothing there grows
         if shown.in_flight - sum(k.let_go for k in self.known.values() if k.endpoint == shown.id) > 1:
             assert shown.effective_usage is None or shown.effective_usage <= most + 1e-9
-            assert shown.sequence_limit is None or shown.sequences <= shown.sequence_limit
+            here = [k.arrival.demand.sequences for k in self.known.values() if k.endpoint == shown.id and not k.let_go]
+            assert shown.sequence_limit is None or shown.sequences - max(here) < shown.sequence_limit
         one = self.known[command.request].arrival
         holding = [k for k in self.known.values() if k.endpoint is not None and not k.let_go]
         flying = [k for k in holding if k.arrival.flow == one.flow]

@@ -12,6 +12,7 @@ from math import inf
 from typing import Final
 
 from gateway.admission.account.decode_clock import DecodeClock
+from gateway.admission.account.drain_rate import DrainRate
 from gateway.admission.account.footprint import Footprint
 from gateway.admission.account.prefill import PrefillRate
 from gateway.admission.account.prefixes import SharedPrefixes
@@ -137,6 +138,8 @@ class Ledger:
     def __init__(self, clock: DecodeClock, prefill: PrefillRate, block_size: int, *, holds_limit: bool = False) -> None:
         self._clock = clock
         self._prefill = prefill
+        self.begins = DrainRate()
+        """Prompt tokens that the engine begins with a second while requests wait in it, by their first tokens."""
         self._reservations: dict[Reservation, None] = {}  # an ordered set
         self._aborting: deque[Reservation] = deque()
         self._checks: list[tuple[float, int, Reservation]] = []
@@ -155,6 +158,8 @@ class Ledger:
         """Upper bound of the prompt tokens that the engine has yet to compute for streams in prefill."""
         self.sequences = 0
         self.unconfirmed_sequences = 0
+        """Sequences of reservations without a token, and below their prompt tokens that are not cached."""
+        self.unconfirmed_tokens = 0
 
     def __len__(self) -> int:
         return len(self._reservations)
@@ -207,6 +212,7 @@ class Ledger:
         self.held += held
         self.sequences += sequences
         self.unconfirmed_sequences += sequences
+        self.unconfirmed_tokens += uncached
         if arrival.streamed:
             reservation.prefilling_blocks = held
             self.prefilling_blocks += held
@@ -241,6 +247,7 @@ class Ledger:
             return
         if not reservation.reported:
             reservation.first_token_at = now
+            self.begins.completed(reservation.uncached, now)
         reservation.reported = reported
         if self._aborting:
             self.note_step(now)
@@ -317,6 +324,7 @@ class Ledger:
             self.confirmed -= reservation.held
         else:
             self.unconfirmed_sequences -= reservation.sequences
+            self.unconfirmed_tokens -= reservation.uncached
         self._end_prefill(reservation)
         reservation.phase = ReservationPhase.ABORTING
         reservation.ticket = 0
@@ -379,6 +387,7 @@ class Ledger:
         reservation.next_report = (reservation.edge - 1) * reservation.sequences + 1
         self.confirmed += reservation.held
         self.unconfirmed_sequences -= reservation.sequences
+        self.unconfirmed_tokens -= reservation.uncached
 
     def _grow(self, reservation: Reservation, tokens: int) -> None:
         """Set its tokens per sequence, its blocks, and the tokens at which it will hold more."""
@@ -431,3 +440,4 @@ class Ledger:
             self.confirmed -= reservation.held
         elif reservation.phase is _UNCONFIRMED:
             self.unconfirmed_sequences -= reservation.sequences
+            self.unconfirmed_tokens -= reservation.uncached

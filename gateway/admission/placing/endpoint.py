@@ -3,6 +3,7 @@
 from math import inf
 
 from gateway.admission.account.decode_clock import DecodeClock
+from gateway.admission.account.drain_rate import DrainRate
 from gateway.admission.account.gauge_correction import Account, Correction, History
 from gateway.admission.account.ledger import Ledger, Reservation
 from gateway.admission.account.prefill import PrefillRate
@@ -55,6 +56,7 @@ class EndpointRecord:
         """The policy in force; rules may read it."""
         self.grows = not self.capacity.holds_limit
         """Whether its requests hold more blocks with each token."""
+        self._fresh = TUNING.fresh_polls * policy.poll_interval
         self._gated = self.grows and policy.bounds is not Bounds.FORECAST
         self.forecasts = self.grows and policy.bounds is not Bounds.HYSTERESIS
         self.max_usage = policy.kv_high if self._gated else 1.0
@@ -81,9 +83,11 @@ class EndpointRecord:
         """The scrape that the correction took last, and the account at its time."""
         self.gate = Gate(policy.kv_high, policy.kv_low, policy.poll_interval)
         self.observed: Observed | None = None
-        self._computed = inf
-        """Sequences of ours without a token that the engine computed at the last scrape: all but those that waited.
-        Infinite while it does not tell who waits."""
+        self._computed = 0.0
+        """Sequences of ours without a token that the engine computed at the last scrape: all but those that waited."""
+        self._waited_at = -inf
+        """When requests waited in it, at last."""
+        self.ledger.begins = DrainRate()
         self.cold = True
         """Whether it has generated nothing since it came up. Its first step may compile, which takes seconds."""
         self.failures = 0
@@ -155,7 +159,7 @@ class EndpointRecord:
             used = self.ledger.used + self._correction.read(now)
             return used / blocks if used > 0.0 else 0.0
         observed = self.observed
-        if observed is None or now - observed.sampled_at > TUNING.fresh_polls * self.policy.poll_interval:
+        if observed is None or now - observed.sampled_at > self._fresh:
             return None
         return observed.kv_usage
 
@@ -224,16 +228,16 @@ class EndpointRecord:
 
     def prefill_seconds(self, request: RequestRecord) -> float:
         """Predicted seconds to the request's first token, behind what waits in it; 0 while nothing is known."""
-        return self.backlog_seconds + self.prefill.seconds(request.size - self.cached(request))
+        return self.engine_backlog + self.prefill.seconds(request.size - self.cached(request))
 
     @property
-    def backlog_seconds(self) -> float:
-        """Seconds until the engine begins with the last of our prompts that wait in it; 0 where nobody tells."""
-        ledger, rate = self.ledger, self.prefill.rate
+    def engine_backlog(self) -> float:
+        """Seconds until the engine has begun with all our prompts that wait in it; 0 where that is not known."""
+        ledger, now = self.ledger, self._advanced_to
         waiting = ledger.unconfirmed_sequences - self._computed
-        if waiting <= 0 or not rate:
+        if waiting <= 0 or now - self._waited_at > self._fresh or not (rate := ledger.begins.rate(now)):
             return 0.0
-        return ledger.prefilling_tokens * waiting / ledger.unconfirmed_sequences / rate
+        return ledger.unconfirmed_tokens * waiting / ledger.unconfirmed_sequences / rate
 
     @property
     def service_rate(self) -> float | None:
@@ -329,15 +333,19 @@ class EndpointRecord:
         self.gate.scraped(sample.sampled_at)
         self._clock.observe(sample, now)
         new = previous is None or not _same(previous, sample)
-        account = self._history.since(sample.sampled_at - TUNING.gauge_lag)
+        since = sample.sampled_at - TUNING.gauge_lag
+        account = self._history.since(since)
         if not self.grows or (new and (account.held or _works(previous, sample))):
             self._compare(sample, account)
+        unconfirmed, just_sent = self.ledger.unconfirmed_sequences, self.ledger.sent_since(since)
+        if sample.waiting is not None:
+            self._computed = max(0.0, unconfirmed - just_sent - sample.waiting * self.capacity.share)
+            if sample.waiting > just_sent and not self.cold:
+                self._waited_at = sample.sampled_at
+                self.ledger.begins.pressed(now)
         if new:
-            unconfirmed, waiting = self.ledger.unconfirmed_sequences, sample.waiting
-            self._computed = inf if waiting is None else max(0, unconfirmed - waiting)
-            if waiting is not None:
-                self.gate.sample_waiting(waiting, account.unconfirmed_sequences, sample.sampled_at)
-            just_sent = self.ledger.sent_since(sample.sampled_at - TUNING.gauge_lag)
+            if sample.waiting is not None:
+                self.gate.sample_waiting(sample.waiting, account.unconfirmed_sequences, sample.sampled_at)
             self.sequence_limit.observe(sample, self.ledger.sequences, unconfirmed, just_sent)
         self.advance(now)
         usage = self.usage(now)

@@ -180,8 +180,8 @@ def _engine_waiting(ask: Ask) -> float:
     return ask.endpoint.gate.engine_waits(ask.now)
 
 
-def _backlog(ask: Ask) -> float:
-    return ask.endpoint.backlog_seconds - TUNING.backlog_span
+def _engine_backlog(ask: Ask) -> float:
+    return ask.endpoint.engine_backlog - TUNING.engine_backlog
 
 
 def _prefill(ask: Ask) -> float:
@@ -264,9 +264,9 @@ RULES = (
         closes=True,
     ),
     Rule(
-        "backlog",
+        "engine_backlog",
         "the prompts that wait in the engine are over a second of its work: it is slow, or at a limit of its own",
-        _backlog,
+        _engine_backlog,
         Unit.SECONDS,
         closes=True,
     ),

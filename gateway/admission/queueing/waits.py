@@ -5,6 +5,7 @@
 
 from math import inf
 
+from gateway.admission.account.drain_rate import DrainRate
 from gateway.admission.outcomes import Outcome
 from gateway.admission.placing.endpoints import Endpoints
 from gateway.admission.placing.request import RequestRecord
@@ -12,7 +13,6 @@ from gateway.admission.placing.request_lifecycle import State
 from gateway.admission.placing.rules import tokens_to_free
 from gateway.admission.policy import Policy
 from gateway.admission.queueing.band_queue import QueueBounds
-from gateway.admission.queueing.drain_rate import DrainRate
 from gateway.admission.queueing.queue import Queue
 from gateway.admission.tuning import TUNING
 
@@ -116,12 +116,9 @@ class Waits:
         return wait is not None and wait > request.queue_budget * TUNING.sure_multiple
 
     def rate(self, now: float) -> float | None:
-        """Tokens of service per second, measured under pressure, else taken by requests in flight; None if unknown.
-
-        While an engine has yet to compute what it was sent, the larger of the two: few of those it computes end.
-        """
-        measured, live = self.drain_rate.rate(now), self._endpoints.live
-        if measured is not None and all(e.backlog_seconds <= TUNING.backlog_span for e in live):
+        """Tokens of service per second, measured under pressure, else taken by requests in flight; None if unknown."""
+        measured = self.drain_rate.rate(now)
+        if measured is not None:
             return measured
-        rates = [rate for e in live if (rate := e.service_rate) is not None]
-        return max(sum(rates), measured or 0.0) or None
+        rates = [rate for e in self._endpoints.live if (rate := e.service_rate) is not None]
+        return sum(rates) if rates else None

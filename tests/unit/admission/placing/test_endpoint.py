@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.admission.commands import Dispatch
-from gateway.admission.events import Capacity, EndpointDown, EndpointUp, Tick
+from gateway.admission.events import Arrived, Capacity, Demand, EndpointDown, EndpointUp, Tick
 from tests.unit.admission.playbook import arrived, at, done, nothing, progress, scrape, up
 
 
@@ -166,6 +166,95 @@ class TestEngineWaiting:
             p >> at(second) >> scrape("a", second, kv=kv, running=1, waiting=0, tokens=160 * second)
         assert p.endpoint("a").ledger_usage == pytest.approx(0.5, abs=0.02)
         assert p.endpoint("a").effective_usage == pytest.approx(0.5, abs=0.02)
+
+
+class TestEngineBacklog:
+    """Prompts of 100 tokens, which the engine begins with at 100 a second once four of them have waited."""
+
+    def pressed(self, play):
+        p = play() >> up("a", blocks=50_000)
+        for request in range(1, 6):
+            p >> arrived(request, 100) << Dispatch(request, "a")
+        for second in (1, 2, 3):
+            p >> at(second) >> progress(**{f"r{second}": 1})
+            p >> scrape("a", second, kv=0.1, running=second, waiting=5 - second, tokens=second)
+        return p
+
+    def declines(self, p):
+        told = p.controller.explain(Arrived(99, Demand((100,), 10)), p.now)
+        return [candidate.rule for candidate in told.candidates] == ["engine_backlog"]
+
+    def test_what_waits_in_the_engine_for_over_a_second_of_its_work_keeps_others_in_the_queue(self, play):
+        p = self.pressed(play) >> arrived(6, 100) << nothing
+        assert p.endpoint("a").closed_by == ("engine_backlog",)
+        p >> at(4) >> progress(r4=1) << Dispatch(6, "a")
+
+    def test_what_it_computes_does_not(self, play):
+        p = self.pressed(play) >> scrape("a", 3.5, kv=0.1, running=5, waiting=0, tokens=9)
+        assert not self.declines(p)
+
+    def test_a_scrape_like_the_last_says_who_waits_as_well(self, play):
+        p = self.pressed(play) >> at(4) >> progress(r4=1) >> scrape("a", 4, kv=0.1, running=3, waiting=2, tokens=3)
+        assert self.declines(p >> arrived(6, 100) << Dispatch(6, "a") >> at(5) >> arrived(7, 100))
+
+    def test_old_scrapes_close_nothing(self, play):
+        p = self.pressed(play) >> arrived(6, 100) << nothing >> at(5.9)
+        assert self.declines(p)
+        p >> at(6.1) >> Tick() << Dispatch(6, "a")
+
+    def test_nothing_is_known_until_requests_waited_for_a_while(self, play):
+        p = play() >> up("a", blocks=50_000)
+        for request in range(1, 60):
+            p >> arrived(request, 100) << Dispatch(request, "a")
+        p >> at(1) >> progress(r1=1) >> scrape("a", 1, kv=0.1, running=1, waiting=58, tokens=1)
+        assert not self.declines(p), "a burst goes: how fast it is shows now"
+
+    def test_what_was_just_sent_may_wait_for_the_end_of_a_step(self, play):
+        p = play() >> up("a", blocks=50_000)
+        for request in range(1, 6):
+            p >> at(request) >> arrived(request, 100) << Dispatch(request, "a")
+            (
+                p
+                >> scrape("a", request, kv=0.1, running=request - 1, waiting=1, tokens=request)
+                >> progress(**{f"r{request}": 1})
+            )
+        p >> arrived(6, 100) << Dispatch(6, "a") >> arrived(7, 100) << Dispatch(7, "a")
+        assert not self.declines(p)
+
+    def test_what_the_gauge_does_not_have_yet_waits_too(self, play):
+        p = self.pressed(play) >> at(4) >> progress(r4=1) >> arrived(6, 100) << Dispatch(6, "a")
+        assert self.declines(p >> at(4.1) >> scrape("a", 4.1, kv=0.1, running=4, waiting=1, tokens=9))
+
+    def test_of_those_that_wait_some_are_those_of_other_shares(self, play):
+        p = play() >> EndpointUp("a", Capacity(4096, 100_000).part(0.5))
+        for request in range(1, 6):
+            p >> arrived(request, 100) << Dispatch(request, "a")
+        for second in (1, 2, 3):
+            p >> at(second) >> progress(**{f"r{second}": 1})
+            p >> scrape("a", second, kv=0.1, running=second, waiting=5 - second, tokens=second)
+        assert not self.declines(p), "one of the two that wait is ours"
+
+    def test_the_first_steps_of_a_cold_engine_say_nothing(self, play):
+        p = (
+            play()
+            >> up("a", blocks=50_000)
+            >> arrived(1, 100)
+            << Dispatch(1, "a")
+            >> arrived(2, 100)
+            << Dispatch(2, "a")
+        )
+        for second in range(1, 30):
+            p >> at(second) >> scrape("a", second, kv=0.1, running=1, waiting=1, tokens=0)
+        p >> at(30) >> progress(r1=1) >> scrape("a", 30, kv=0.1, running=1, waiting=1, tokens=1)
+        assert not self.declines(p)
+
+    def test_an_engine_that_came_back_may_be_faster(self, play):
+        p = self.pressed(play) >> EndpointDown("a", "killed")
+        for request in (1, 2, 3, 4, 5):
+            p >> done(request)
+        p >> up("a", blocks=50_000) >> arrived(6, 100) << Dispatch(6, "a") >> arrived(7, 500) << Dispatch(7, "a")
+        p >> at(4) >> progress(r6=1) >> scrape("a", 4, kv=0.1, running=1, waiting=1, tokens=9)
+        assert not self.declines(p)
 
 
 class TestSequenceLimit:

@@ -139,11 +139,15 @@ def engine_waits():
     return e
 
 
-def backlogged(*, waiting):
-    """160 tokens of prompt in an engine that computes 100 a second."""
-    e = holding(10, seen=False)
-    e.prefill.learn(1.0, 100)
-    e.observe(Observed("a", NOW + 0.2, None, 1 - waiting, waiting, 1, 0), NOW + 0.2)
+def backlogged():
+    """A prompt of 160 tokens that waits in an engine which begins with 100 tokens a second."""
+    e = holding(10)
+    waits = e.reserve(request(10), NOW)
+    for tenth in range(1, 16):
+        e.ledger.begins.pressed(NOW + tenth / 10)
+        e.ledger.begins.completed(10, NOW + tenth / 10)
+    e.observe(Observed("a", NOW + 1.5, None, 1, 1, 5, 0), NOW + 1.5)
+    assert waits.reported == 0
     return e
 
 
@@ -181,7 +185,7 @@ SAY_NO = {
     "cold": lambda: (cold_beside_a_warm_one(), request()),
     "gate": lambda: (gate_closed(), request()),
     "engine_waiting": lambda: (engine_waits(), request()),
-    "backlog": lambda: (backlogged(waiting=1), request()),
+    "engine_backlog": lambda: (backlogged(), request()),
     "prefill": lambda: (holding(30, seen=False), request(10)),
     "kv": lambda: (holding(50), request(45)),
     "forecast": lambda: (holding(50, max_tokens=BLOCK * 45), request(5, max_tokens=BLOCK * 45)),
@@ -193,11 +197,6 @@ SAY_NO = {
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_the_first_that_says_no_is_told(rule):
     assert declining(*SAY_NO[rule.name]()) == rule.name
-
-
-def test_what_the_engine_computes_is_no_backlog():
-    assert declining(backlogged(waiting=0), request()) is None
-    assert declining(holding(10, seen=False), request()) is None, "nobody told who waits, nor how fast it is"
 
 
 def test_a_flow_that_has_its_share_may_fill_what_is_not_kept_for_others():

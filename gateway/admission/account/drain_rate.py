@@ -1,6 +1,6 @@
-"""The service rate of a pool under pressure."""
+"""The rate under pressure at which a pool serves, or an engine begins with prompts."""
 
-from math import exp
+from math import exp, inf
 
 from gateway.admission.tuning import TUNING
 
@@ -18,7 +18,7 @@ class DrainRate:
         self._served = 0.0
         self._span = 0.0
         self._at = 0.0
-        self._until = 0.0
+        self._until = -inf
 
     def pressed(self, now: float) -> None:
         """Note that a request could not go at once, or still waits."""

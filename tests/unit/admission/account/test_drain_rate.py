@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.admission.queueing.drain_rate import DrainRate
+from gateway.admission.account.drain_rate import DrainRate
 from gateway.admission.tuning import TUNING
 
 
