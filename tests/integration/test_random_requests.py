@@ -79,7 +79,7 @@ def renderers(model: Path, templates: Mapping[str, str], monkeypatch: pytest.Mon
     monkeypatch.setattr("gateway.tokens.render.PIECE", 1)
     tokenizer = FastTokenizer(model)
     made = {name: Renderer(tokenizer, template) for name, template in templates.items()}
-    monkeypatch.setattr(local_count, "renderer", lambda source: made[source.name])
+    monkeypatch.setattr(local_count, "renderer", lambda source, _files: made[source.name])
 
 
 def ours(one: Asked) -> Ids:

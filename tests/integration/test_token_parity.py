@@ -145,7 +145,7 @@ def renderers(renderer_of: Mapping[str, Renderer], monkeypatch: pytest.MonkeyPat
     """Let the counter find the renderer of a template under its name, and cut each text wherever it may."""
     monkeypatch.setattr("gateway.tokens.pieces.PIECE", 1)
     monkeypatch.setattr("gateway.tokens.render.PIECE", 1)
-    monkeypatch.setattr(local_count, "renderer", lambda source: renderer_of[source.name])
+    monkeypatch.setattr(local_count, "renderer", lambda source, _files: renderer_of[source.name])
 
 
 def answer(client: httpx.Client, api: Api, body: bytes, template: str | None) -> bytes | None:

@@ -139,7 +139,8 @@ class Ledger:
         self._clock = clock
         self._prefill = prefill
         self.begins = DrainRate()
-        """Prompt tokens that the engine begins with a second while requests wait in it, by their first tokens."""
+        """Prompt tokens that the engine begins with a second while requests wait in it: by first tokens, and by ends
+        of whole answers."""
         self._reservations: dict[Reservation, None] = {}  # an ordered set
         self._aborting: deque[Reservation] = deque()
         self._checks: list[tuple[float, int, Reservation]] = []
@@ -224,13 +225,14 @@ class Ledger:
             self._recheck_at(reservation, reservation.origin)
         return reservation
 
-    def sent_since(self, at: float) -> int:
-        """Sequences that were sent after this time, and have not ended."""
+    def unconfirmed_since(self, at: float) -> int:
+        """Sequences that were sent after this time, and have no token yet."""
         sequences = 0
         for reservation in reversed(self._reservations):
             if reservation.sent_at <= at:
                 break
-            sequences += reservation.sequences
+            if reservation.phase is _UNCONFIRMED:
+                sequences += reservation.sequences
         return sequences
 
     def sharable(self, prefix: Prefix) -> int:
@@ -247,7 +249,6 @@ class Ledger:
             return
         if not reservation.reported:
             reservation.first_token_at = now
-            self.begins.completed(reservation.uncached, now)
         reservation.reported = reported
         if self._aborting:
             self.note_step(now)
@@ -262,6 +263,7 @@ class Ledger:
             reading = self._clock.read(now)
             if now > reservation.sent_at:  # else another core handed it over with its tokens (`Declared`)
                 self._clock.learn_delay(reading - reservation.dispatch_reading)
+                self.begins.completed(reservation.uncached, now)
                 if reservation.streamed:
                     self._prefill.learn(now - reservation.sent_at, reservation.prefill_backlog)
             reservation.origin = reading
@@ -316,6 +318,7 @@ class Ledger:
         if not reservation.streamed and not reservation.reported and completion_tokens:
             tokens = -(-completion_tokens // reservation.sequences)
             self._clock.learn_delay(self._clock.read(now) - reservation.dispatch_reading - tokens)
+            self.begins.completed(reservation.uncached, now)
         self._drop(reservation)
 
     def abort(self, reservation: Reservation, now: float) -> None:

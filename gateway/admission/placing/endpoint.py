@@ -228,12 +228,11 @@ class EndpointRecord:
 
     def prefill_seconds(self, request: RequestRecord) -> float:
         """Predicted seconds to the request's first token, behind what waits in it; 0 while nothing is known."""
-        return self.engine_backlog + self.prefill.seconds(request.size - self.cached(request))
+        return self.engine_backlog(self._advanced_to) + self.prefill.seconds(request.size - self.cached(request))
 
-    @property
-    def engine_backlog(self) -> float:
+    def engine_backlog(self, now: float) -> float:
         """Seconds until the engine has begun with all our prompts that wait in it; 0 where that is not known."""
-        ledger, now = self.ledger, self._advanced_to
+        ledger = self.ledger
         waiting = ledger.unconfirmed_sequences - self._computed
         if waiting <= 0 or now - self._waited_at > self._fresh or not (rate := ledger.begins.rate(now)):
             return 0.0
@@ -337,10 +336,11 @@ class EndpointRecord:
         account = self._history.since(since)
         if not self.grows or (new and (account.held or _works(previous, sample))):
             self._compare(sample, account)
-        unconfirmed, just_sent = self.ledger.unconfirmed_sequences, self.ledger.sent_since(since)
+        unconfirmed, just_sent = self.ledger.unconfirmed_sequences, self.ledger.unconfirmed_since(since)
         if sample.waiting is not None:
-            self._computed = max(0.0, unconfirmed - just_sent - sample.waiting * self.capacity.share)
-            if sample.waiting > just_sent and not self.cold:
+            ours = sample.waiting * self.capacity.share
+            self._computed = max(0.0, unconfirmed - just_sent - ours)
+            if ours > just_sent and not self.cold:
                 self._waited_at = sample.sampled_at
                 self.ledger.begins.pressed(now)
         if new:

@@ -181,7 +181,7 @@ def _engine_waiting(ask: Ask) -> float:
 
 
 def _engine_backlog(ask: Ask) -> float:
-    return ask.endpoint.engine_backlog - TUNING.engine_backlog
+    return ask.endpoint.engine_backlog(ask.now) - TUNING.engine_backlog
 
 
 def _prefill(ask: Ask) -> float:

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.admission.commands import Dispatch
 from gateway.admission.events import Arrived, Capacity, Demand, EndpointDown, EndpointUp, Tick
-from tests.unit.admission.playbook import arrived, at, done, nothing, progress, scrape, up
+from tests.unit.admission.playbook import arrived, at, declared, done, nothing, progress, scrape, up
 
 
 def with_one_running(play, blocks=20, **settings):
@@ -233,6 +233,32 @@ class TestEngineBacklog:
             p >> at(second) >> progress(**{f"r{second}": 1})
             p >> scrape("a", second, kv=0.1, running=second, waiting=5 - second, tokens=second)
         assert not self.declines(p), "one of the two that wait is ours"
+
+    def test_what_waits_in_other_shares_is_no_pressure_on_ours(self, play):
+        p = play() >> EndpointUp("a", Capacity(4096, 100_000).part(0.25))
+        for request in range(1, 10):
+            p >> arrived(request, 100) << Dispatch(request, "a")
+        for second in range(1, 6):
+            p >> at(second) >> progress(**{f"r{second}": 1}) >> arrived(10 + second, 100) << Dispatch(10 + second, "a")
+            p >> scrape("a", second, kv=0.1, running=second, waiting=3, tokens=second)
+        assert not self.declines(p), "less than one of those that wait is ours, and one was just sent"
+
+    def test_whole_answers_show_at_their_ends_how_fast_it_is(self, play):
+        p = play() >> up("a", blocks=50_000)
+        for request in range(1, 10):
+            p >> arrived(request, 100, streamed=request < 3) << Dispatch(request, "a")
+        p >> progress(r1=1)
+        for second in (1, 2, 3):
+            p >> at(second) >> scrape("a", second, kv=0.1, running=second, waiting=5, tokens=second)
+            p >> done(2 * second + 1, 10) >> done(2 * second + 2, 10)
+        rate = next(iter(p.controller._endpoints)).ledger.begins.rate(p.now)
+        assert rate == pytest.approx(300, rel=0.1)
+
+    def test_a_request_that_another_core_handed_over_began_there(self, play):
+        p = self.pressed(play)
+        before = next(iter(p.controller._endpoints)).ledger.begins.rate(3.0)
+        p >> declared(arrived(50, 100), "a", generated=1)
+        assert next(iter(p.controller._endpoints)).ledger.begins.rate(3.0) == before
 
     def test_the_first_steps_of_a_cold_engine_say_nothing(self, play):
         p = (
