@@ -9,8 +9,8 @@ class SequenceLimit:
 
     An engine shows its limit if it runs as many as it ever did while others wait, its KV cache has room, and it
     computes no prompt: one that fills the batch keeps others waiting, too. What was just sent may wait for the end of a
-    step. Two scrapes in a row that show it are a plateau. One alone may be a long prompt that reports
-    nothing: a limit of 1 would let nothing refute it for long.
+    step. Two scrapes in a row that show it are a plateau. One alone may be a long prompt that reports nothing: a limit
+    of 1 would let nothing refute it for long.
 
     A plateau may still be chance, and what runs more refutes it. So a learned limit is tried: after `probe_after`
     without a waiting request it goes up by one. A true limit shows again, and each time twice as long passes until the
