@@ -115,7 +115,7 @@ class AdmissionController:
         self._predictor = pool.predictor
         self._endpoints = pool.endpoints
         self._waits = pool.waits
-        self._headroom = pool.headroom
+        self._tokens, self._places = pool.tokens, pool.places
         self._kv_shares = pool.kv_shares
         self._promises = pool.promises
         self._offer_due = True
@@ -358,6 +358,7 @@ class AdmissionController:
             for endpoint in self._endpoints.live:
                 endpoint.advance_once(now)
             self._pool.estimate(request)
+            self._pool.note_waiting(request, now)
             self._queue.push(request, lane)
 
     def _declared(self, event: Declared, now: float) -> None:
@@ -495,7 +496,8 @@ class AdmissionController:
             return delivered
         flight = self._flights.pop(identifier)
         self._behind.pop(identifier, None)
-        self._headroom.left(flow, flight.tokens, now)
+        self._tokens.left(flow, flight.tokens, now)
+        self._places.left(flow, request.sequences, now)
         if self._kv_shares.shares:
             self._kv_shares.left(flow, identifier)
         return flight
@@ -724,7 +726,8 @@ class AdmissionController:
         self._queue.charge(request)
         flow, tokens = request.arrival.flow, endpoint.final_tokens(request)
         reservation = endpoint.reserve(request, now)
-        self._headroom.sent(flow, tokens, now)
+        self._tokens.sent(flow, tokens, now)
+        self._places.sent(flow, request.sequences, now)
         if self._kv_shares.shares:
             self._kv_shares.sent(flow, endpoint.id, endpoint.capacity.block_size, reservation, tokens)
         self._flights[request.arrival.request] = InFlight(endpoint, reservation, tokens)

@@ -22,6 +22,7 @@ class Pool:
     """The endpoints of one model, its queue, the lengths learned, and the policy in force.
 
     Attributes:
+        tokens, places: Headroom of tokens and of sequences in flight.
         kv_shares: What flows hold that have a share of the KV cache.
         throttling: The rules in force that throttle a flow.
         throttled_flows: Flows whose last offered request waits only because its flow is throttled.
@@ -31,8 +32,8 @@ class Pool:
     __slots__ = (
         "draining",
         "endpoints",
-        "headroom",
         "kv_shares",
+        "places",
         "policy",
         "predictor",
         "promises",
@@ -40,6 +41,7 @@ class Pool:
         "retry_after",
         "throttled_flows",
         "throttling",
+        "tokens",
         "waits",
     )
 
@@ -51,7 +53,7 @@ class Pool:
         self.waits = Waits(policy, self.endpoints, self.queue)
         self.promises = Promises(policy.weights)
         self.retry_after = RetryAfter(self.waits, self.queue, self.promises)
-        self.headroom = Headroom(policy.weights)
+        self.tokens, self.places = Headroom(policy.weights), Headroom(policy.weights)
         self.kv_shares = KvShares(policy.kv_shares)
         self.throttling = throttling(policy)
         self.throttled_flows: set[str] = set()
@@ -61,7 +63,8 @@ class Pool:
         """Apply another policy."""
         self.policy = policy
         self.queue.govern(bands=policy.bands, weights=policy.weights, max_passes=policy.max_passes)
-        self.headroom.govern(policy.weights)
+        self.tokens.govern(policy.weights)
+        self.places.govern(policy.weights)
         self.kv_shares = KvShares(policy.kv_shares)
         self.throttling = throttling(policy)
         self.throttled_flows.clear()
@@ -81,15 +84,24 @@ class Pool:
         request.deadline = self.waits.deadline(request)
 
     def apply_shares(self, request: RequestRecord, now: float) -> None:
-        """Set what a request owes to other flows: the tokens to leave free, and how far its own is over its share.
+        """Set what a request owes to other flows: the room to leave free, and how far its own is over its share.
 
         Due before it is placed.
         """
-        request.spare = self._spare(request, now)
+        flow, endpoints = request.arrival.flow, len(self.endpoints.live) or 1
+        request.spare = self.tokens.spare(flow, 0.0, self.queue.waiting, now) / endpoints
+        request.spare_places = self.places.spare(flow, request.sequences, self.queue.waiting, now) / endpoints
         if self.throttling:
             live = self.endpoints.live
             request.over_share = self.over_share(request)
             request.throttled = bool(live) and all(throttles(e, request, now, self.throttling) for e in live)
+
+    def note_waiting(self, request: RequestRecord, now: float) -> None:
+        """Note a request that begins to wait: its flow is active, too, if it gets nothing."""
+        flow = request.arrival.flow
+        self.places.asked(flow, request.sequences, now)
+        if self.endpoints.live:
+            self.tokens.asked(flow, min(endpoint.final_tokens(request) for endpoint in self.endpoints.live), now)
 
     def note_throttled(self, request: RequestRecord) -> None:
         """Note whether the flow of a request that is offered waits only because it is throttled."""
@@ -128,12 +140,6 @@ class Pool:
         # It finds what its flow's requests hold already on one of the endpoints.
         tokens = min(e.final_tokens(request) - self.kv_shares.finds(flow, e.id, request.arrival.prefix) for e in live)
         return self.kv_shares.over(flow, tokens, room)
-
-    def _spare(self, request: RequestRecord, now: float) -> float:
-        """Tokens that a request must leave free on its endpoint for other flows."""
-        spare = self.headroom.spare(request.arrival.flow, self.queue.waiting, now)
-        live = self.endpoints.live
-        return spare / len(live) if spare and live else 0.0
 
 
 def _room(endpoints: Iterable[EndpointRecord]) -> int | None:

@@ -116,6 +116,9 @@ class Tuning:
     most_spared: float = 0.3
     """Most of a cache that is kept free for flows within their share, as a share of it. Judgement (ADR 11). It
     trades the goodput of all for the TTFT of these flows (ADR 24)."""
+    most_places_spared: float = 1 / 16
+    """The same of the sequences that an endpoint runs. Simulated (ADR 48): 0.3 costs up to 14 points of goodput, and
+    this up to 3, for about the same TTFT of these flows: a place is free sooner than room for a long prompt."""
     prefix_pull: float = 0.3
     """Extra usage at which an endpoint is still preferred if it has the whole prompt cached, as a share of its KV
     cache. Judgement. Simulated (ADR 24): 0.15 to 1 are alike."""

@@ -696,7 +696,9 @@ class Admission(RuleBasedStateMachine):
     @invariant()
     def what_flows_hold_is_what_is_in_flight(self):
         flights = self.controller._flights.values()
-        assert self.controller._headroom._all.now == sum(flight.tokens for flight in flights)
+        assert self.controller._tokens._all.now == sum(flight.tokens for flight in flights)
+        sequences = [self.controller._requests[number].sequences for number in self.controller._flights]
+        assert self.controller._places._all.now == sum(sequences)
 
     @invariant()
     def promises_are_counted_exactly(self):

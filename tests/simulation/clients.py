@@ -40,6 +40,7 @@ class Client:
         retries: how often; then it turns to its next request.
         begins: when it comes for the first time.
         draw: lengths of a request, prompt and output.
+        limit: of the output.
         known: whether its requests are known when they come back.
     """
 
@@ -48,12 +49,15 @@ class Client:
     flow: str = ""
     begins: float = 0.0
     draw: Callable[[Random], tuple[int, int]] = lambda random: (random.randint(100, 200), random.randint(100, 300))
+    limit: int = 600
     known: bool = True
     given_up: int = 0
     told: list[tuple[float, float]] = field(default_factory=list)
     """When a request of it was refused for the first time, and what it was told."""
     ends: list[float] = field(default_factory=list)
     """When it was served."""
+    generated: int = 0
+    """Output tokens that it got."""
     tries: int = 0
     key: int = 0
     lengths: tuple[int, int] = (0, 0)
@@ -107,6 +111,7 @@ class Crowd:
                 for job in engine.complete(now):
                     client = self.jobs.pop(job.number)[0]
                     client.ends.append(now)
+                    client.generated += job.output
                     self.tell(Finished(job.number, Verdict.DONE, job.output), now)
                     self.begin(client, now + LATENCY)
         return self
@@ -124,9 +129,9 @@ class Crowd:
         while self.coming and self.coming[0][0] <= now:
             _, number, client = heappop(self.coming)
             prompt, output = client.lengths
-            job = engine.job(number, Request(now, prompt, output, 600))
+            job = engine.job(number, Request(now, prompt, output, client.limit))
             self.jobs[number] = (client, job)
-            self.tell(Arrived(number, Demand((prompt,), 600), flow=client.flow, key=client.key), now)
+            self.tell(Arrived(number, Demand((prompt,), client.limit), flow=client.flow, key=client.key), now)
         if self.wake_at <= now:
             self.wake_at = inf
             self.tell(Tick(), now)

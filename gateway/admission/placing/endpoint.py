@@ -239,6 +239,14 @@ class EndpointRecord:
         return ledger.unconfirmed_tokens * waiting / ledger.unconfirmed_sequences / rate
 
     @property
+    def generation_rate(self) -> float:
+        """Tokens of service per second that its running sequences of ours generate; 0 while unknown."""
+        running = self.ledger.sequences
+        if self.observed is not None and self.observed.running is not None:
+            running = min(running, self.observed.running)
+        return TUNING.output_weight * self._clock.rate * running
+
+    @property
     def service_rate(self) -> float | None:
         """Tokens of service per second that requests in flight take, by their expected lengths; None if unknown."""
         rate = self._clock.rate

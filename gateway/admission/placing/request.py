@@ -48,6 +48,7 @@ class RequestRecord:
         "sequences",
         "size",
         "spare",
+        "spare_places",
         "state",
         "throttled",
         "ticket",
@@ -77,6 +78,8 @@ class RequestRecord:
         """The promise of its earlier refusal, if it came back. If used, it has its earlier turn."""
         self.spare = 0.0
         """Tokens that it must leave free on its endpoint for other flows (`headroom`)."""
+        self.spare_places = 0.0
+        """The same in sequences."""
         self.over_share = 0.0
         """Tokens by which its flow would hold more than its share of the pool (`kv_shares`)."""
         self.throttled = False

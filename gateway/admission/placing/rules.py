@@ -21,8 +21,8 @@ False. Its `in_force` names its setting. It may read `ask.request` (None if none
 and `ask.endpoint.usage(ask.now)` (None if unknown), but not what `Ask.measure` sets. It leaves `idle` False if traffic
 that does not go through kvgate can make it decline: on an endpoint without requests of ours the flow would wait for
 ever. While such a rule is in force, no arrival goes past the empty queue (`AdmissionController._bypass_queue`).
-`share`, the last row, is the one rule that throttles a flow from the bottom of the table: it declines only what every
-other row lets go.
+`sequence_share` and `share`, the last that does not measure and the last of all, throttle a flow from further below:
+they decline what has a place, and what has room.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -184,6 +184,14 @@ def _engine_backlog(ask: Ask) -> float:
     return ask.endpoint.engine_backlog(ask.now) - TUNING.engine_backlog
 
 
+def _sequence_share(ask: Ask) -> float:
+    limit = ask.endpoint.sequence_limit.value
+    if ask.request is None or not ask.request.spare_places or limit is None:
+        return 0
+    kept = min(ask.request.spare_places, round(TUNING.most_places_spared * limit))
+    return ask.endpoint.ledger.sequences + ask.request.sequences + kept - limit
+
+
 def _prefill(ask: Ask) -> float:
     prefilling = ask.endpoint.ledger.prefilling_blocks if ask.endpoint.grows else 0
     return prefilling + ask.first - TUNING.prefilling_share * ask.cache_blocks if prefilling else 0
@@ -269,6 +277,13 @@ RULES = (
         _engine_backlog,
         Unit.SECONDS,
         closes=True,
+    ),
+    Rule(
+        "sequence_share",
+        "its flow has its share of the sequences, and the free places are kept for other flows",
+        _sequence_share,
+        Unit.SEQUENCES,
+        after=Next.OTHER_FLOWS,
     ),
     Rule(
         "prefill",

@@ -116,9 +116,13 @@ class Waits:
         return wait is not None and wait > request.queue_budget * TUNING.sure_multiple
 
     def rate(self, now: float) -> float | None:
-        """Tokens of service per second, measured under pressure, else taken by requests in flight; None if unknown."""
+        """Tokens of service per second, measured under pressure, else taken by requests in flight; None if unknown.
+
+        While long answers or large groups fill the endpoints hardly anything completes. Then it is what they generate.
+        """
         measured = self.drain_rate.rate(now)
         if measured is not None:
-            return measured
+            generated = sum(endpoint.generation_rate for endpoint in self._endpoints.live)
+            return generated if measured < generated / 2 else measured
         rates = [rate for e in self._endpoints.live if (rate := e.service_rate) is not None]
         return sum(rates) if rates else None

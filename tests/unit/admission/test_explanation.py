@@ -180,7 +180,7 @@ def test_it_leaves_no_trace_in_what_the_core_knows(play, bounds):
     p >> arrived(1, blocks=50, max_tokens=400, prefix=prefix) << Dispatch(1, "a") >> progress(r1=1)
     p >> at(1) >> arrived(2, blocks=39, max_tokens=400) << Dispatch(2, "a") if bounds is Bounds.HYSTERESIS else p
     core = p.controller
-    known = [core._endpoints, core._predictor, core._waits, core._headroom]
+    known = [core._endpoints, core._predictor, core._waits, core._tokens, core._places]
     before = written(known, {})
     for flow in ("", "new"):
         for blocks in (1, 40, 200):

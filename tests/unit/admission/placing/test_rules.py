@@ -69,9 +69,10 @@ def test_those_that_measure_are_asked_last():
 
 
 def test_a_rule_that_throttles_a_flow_is_asked_before_every_row_that_keeps_an_endpoint_for_a_head():
-    """Except `share`, the last: it declines only what every other row lets go."""
-    assert RULES[-1].name == "share"
-    keeps = [rule.after is not Next.OTHER_FLOWS for rule in RULES[:-1]]
+    """Except those that decline what has a place, and what has room: the last that does not measure, and the last."""
+    below = ([rule for rule in RULES if not rule.measures][-1], RULES[-1])
+    assert [rule.name for rule in below] == ["sequence_share", "share"]
+    keeps = [rule.after is not Next.OTHER_FLOWS for rule in RULES if rule not in below]
     assert keeps == sorted(keeps)
 
 
@@ -177,6 +178,15 @@ def kept_for_others(*, spare):
     return holding(50), asking
 
 
+def places_kept(*, spare, running, copies=1, limit=32):
+    asking = request(copies=copies)
+    asking.spare_places = spare
+    e = holding(1, max_num_seqs=limit, kv_blocks=None)
+    for _ in range(running - 1):
+        e.reserve(request(), NOW)
+    return e, asking
+
+
 SAY_NO = {
     "kv_share": over_its_share,
     "busy": lambda: ((e := holding(10), e.note_busy(NOW))[0], request()),
@@ -186,6 +196,7 @@ SAY_NO = {
     "gate": lambda: (gate_closed(), request()),
     "engine_waiting": lambda: (engine_waits(), request()),
     "engine_backlog": lambda: (backlogged(), request()),
+    "sequence_share": lambda: places_kept(spare=1, running=31),
     "prefill": lambda: (holding(30, seen=False), request(10)),
     "kv": lambda: (holding(50), request(45)),
     "forecast": lambda: (holding(50, max_tokens=BLOCK * 45), request(5, max_tokens=BLOCK * 45)),
@@ -201,6 +212,20 @@ def test_the_first_that_says_no_is_told(rule):
 
 def test_a_flow_that_has_its_share_may_fill_what_is_not_kept_for_others():
     assert declining(*kept_for_others(spare=10)) is None
+
+
+def test_a_flow_that_has_its_share_may_use_the_places_that_are_not_kept_for_others():
+    assert declining(*places_kept(spare=1, running=30)) is None
+    assert declining(*places_kept(spare=20, running=29)) is None  # a sixteenth of 32 are kept at most
+    assert declining(*places_kept(spare=20, running=30)) == "sequence_share"
+    assert declining(*places_kept(spare=1, running=3, limit=4)) is None
+
+
+def test_of_a_flow_that_has_its_share_no_more_sequences_begin_than_have_places():
+    """The others would wait in the engine, and take each place that becomes free before who comes later."""
+    assert declining(*places_kept(spare=1, running=20, copies=12)) == "sequence_share"
+    assert declining(*places_kept(spare=1, running=20, copies=11)) is None
+    assert declining(*places_kept(spare=0, running=20, copies=64)) is None
 
 
 def test_where_the_size_of_the_cache_is_unknown_no_rule_of_it_is_asked():

@@ -12,7 +12,7 @@ def flying(*sent, weights=None, now=0.0):
 
 
 def spare(headroom, flow, now, **waiting):
-    return headroom.spare(flow, lambda name: waiting.get(name, 0), now)
+    return headroom.spare(flow, 0.0, lambda name: waiting.get(name, 0), now)
 
 
 def test_a_single_flow_leaves_nothing_free():
@@ -80,6 +80,35 @@ def test_room_is_kept_only_for_flows_heard_of_lately():
     headroom = flying(("noisy", 500), ("quiet", 80))
     assert spare(headroom, "noisy", TUNING.active_span) == 80
     assert spare(headroom, "noisy", TUNING.active_span + 1) == 0
+
+
+def test_a_flow_that_gets_nothing_is_active_too():
+    headroom = flying(("noisy", 500), ("quiet", 80))
+    headroom.left("quiet", 80, 1.0)
+    later = 1.5 * TUNING.active_span
+    assert spare(headroom, "noisy", later) == 0
+    headroom.asked("quiet", 40, later)
+    headroom.asked("new", 10, later)
+    assert spare(headroom, "noisy", later) == 40 + 80 + 10
+    assert spare(headroom, "noisy", later + TUNING.active_span) == 130
+    assert spare(headroom, "noisy", later + TUNING.active_span + 1) == 0
+
+
+def test_the_peak_of_a_flow_that_gets_nothing_is_forgotten():
+    headroom = flying(("noisy", 500), ("quiet", 80))
+    headroom.left("quiet", 80, 1.0)
+    for span in (1, 2, 3):
+        headroom.asked("quiet", 40, span * TUNING.active_span)
+    assert spare(headroom, "noisy", 3 * TUNING.active_span) == 40
+
+
+def test_what_a_flow_held_of_late_counts_for_a_request_that_takes_it_beyond_its_share_again():
+    """A group after the other would hold all places: between two of them its flow holds none."""
+    headroom = flying(("groups", 64), ("other", 4))
+    headroom.left("groups", 64, 20.0)
+    assert headroom.spare("groups", 64, lambda _: 0, 20.1) == 4
+    assert headroom.spare("groups", 1, lambda _: 0, 20.1) == 0
+    assert headroom.spare("groups", 64, lambda _: 0, 90.0) == 0
 
 
 def test_what_left_counts_no_more_and_what_one_needs_is_as_large_as_its_latest():

@@ -241,6 +241,14 @@ class TestRate:
             endpoint.observe(Observed("a", float(second), 0.1, 1, 0, 20.0 * second), float(second))
         assert pool.waits.rate(pool.drain(50.0)) == pytest.approx(50, rel=0.1)
 
+    def test_while_hardly_anything_completes_it_is_what_is_generated(self):
+        pool = Pool()
+        endpoint = pool.endpoints.get("a")
+        endpoint.reserve(pool.request(100), 0.0)
+        for second in (1, 2, 3):
+            endpoint.observe(Observed("a", float(second), 0.1, 1, 0, 20.0 * second), float(second))
+        assert pool.waits.rate(pool.drain(5.0)) == pytest.approx(40)
+
 
 def test_a_queue_is_full_by_requests_or_by_bytes():
     pool = Pool()
