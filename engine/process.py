@@ -23,7 +23,8 @@ READY = "ready"
 """A program's line to its supervisor when it is ready."""
 _GUARD = Path(__file__).with_name("guard.py")
 _LINE_END = re.compile(rb"[\r\n]")  # progress bars end a line with a carriage return
-_LONGEST_LINE = 16_384
+_LONGEST_LINE = 65_536
+"""Most bytes of a line to tell. The rest is lost: without its beginning, nobody could say what it is."""
 _OUTPUT_GRACE = 2.0
 """Seconds from one look at a killed group to the next."""
 _LOOKS = 15
@@ -75,7 +76,7 @@ class GuardedProcess:
             argv: The program and its arguments.
             env: Its whole environment.
             stdin: Its whole standard input.
-            on_line: Gets each line of its stdout and stderr. Without it, both go to this process's own.
+            on_line: Gets each line of its stdout and stderr, cut to 64 KiB. Without it, both go to this process's own.
             fds: Descriptors of this process that it inherits, under the same numbers.
             on_news: Gets each line that it writes to the descriptor that `NEWS` names in its environment. `tell` writes
                 to the same descriptor.
@@ -194,13 +195,17 @@ class GuardedProcess:
 
 
 async def _read_lines(pipe: asyncio.StreamReader, on_line: OnLine) -> None:
-    partial = b""
+    line = bytearray()
+
+    def end() -> None:
+        if line.strip():
+            on_line(line.decode(errors="replace"))
+        line.clear()
+
     with contextlib.suppress(ConnectionResetError):  # it ended without reading what it was told
         while chunk := await pipe.read(65_536):
-            *lines, partial = _LINE_END.split(partial + chunk)
-            for line in (*lines, partial) if len(partial) > _LONGEST_LINE else lines:
-                if line.strip():
-                    on_line(line[:_LONGEST_LINE].decode(errors="replace"))
-            partial = partial if len(partial) <= _LONGEST_LINE else b""
-    if partial.strip():
-        on_line(partial.decode(errors="replace"))
+            for number, part in enumerate(_LINE_END.split(chunk)):
+                if number:
+                    end()
+                line += part[: _LONGEST_LINE - len(line)]
+    end()

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from engine import events, program_lifecycle
-from engine.diagnosis.log_cause import diagnose
+from engine.diagnosis.log_cause import ENOUGH_OF_A_LINE, diagnose
 from engine.diagnosis.look import corroborated
 from engine.diagnosis.serving import BEFORE_THE_END
 from engine.diagnosis.sign import Diagnosis
@@ -153,8 +153,9 @@ class Runner:
         log = deque[tuple[float, str]](maxlen=_LOG_LINES)
 
         def on_line(line: str) -> None:
-            log.append((_now(), line))
             self._tell(events.LinePrinted(program.name, line))
+            line = line[:ENOUGH_OF_A_LINE]
+            log.append((_now(), line))
             if self.state is State.STARTING and (further := progress.read(line)):
                 self._tell_progress(further, before, new=watch.enter(further.phase, _now()))
                 if further.phase >= StartPhase.LOADING:
@@ -201,7 +202,7 @@ class Runner:
             probing.cancel()
             self._process = None
             self._give_back()
-        self._conclude(self._why(log, code, progress), code)
+        self._conclude(await self._why(log, code, progress), code)
 
     def _tell_progress(self, progress: Progress, before: StartTimes, *, new: bool) -> None:
         takes, left = (before.of(progress.phase), before.left(progress.phase)) if new else (None, None)
@@ -223,7 +224,7 @@ class Runner:
         if self.program.download is not None:
             self.program.download.give_back()
 
-    def _why(self, log: deque[tuple[float, str]], code: int, progress: StartProgress) -> Diagnosis:
+    async def _why(self, log: deque[tuple[float, str]], code: int, progress: StartProgress) -> Diagnosis:
         if self._hung:
             return Diagnosis(self._hung)
         if self._killed and self.state is State.STARTING:
@@ -234,7 +235,9 @@ class Runner:
             )
         served = self.state is not State.STARTING
         since = _now() - BEFORE_THE_END if served else 0.0
-        return corroborated(diagnose([line for at, line in log if at >= since], code, served=served))
+        lines = [line for at, line in log if at >= since]
+        # Thousands of long lines take it a second, in which the other programs' lines must be read.
+        return await asyncio.to_thread(lambda: corroborated(diagnose(lines, code, served=served)))
 
     def _conclude(self, diagnosis: Diagnosis, code: int) -> None:
         """Judge why the process ended, and what that means for the next start."""

@@ -30,11 +30,11 @@ _OF_THE_ENGINE = frozenset({"async_llm.py", "coordinator.py", "core_client.py", 
 
 @dataclass(frozen=True, slots=True)
 class ServingError:
-    """The mark of a failed request: the file that logs it, or the first line of a traceback without a header."""
+    """The mark of a failed request: the file that logs it, or how a traceback without a header begins."""
 
     name: str
-    source: str = r"(?!)"
-    text: str = r"(?!)"
+    source: str = ""
+    text: str = ""
 
 
 SERVING_ERRORS = (
@@ -42,9 +42,11 @@ SERVING_ERRORS = (
     ServingError("an answer that failed", source=r"(?:\w+_)?serving(?:_\w+)?\.py|connection\.py|context\.py"),
     ServingError("a request that is refused", source=r"api_router\.py|api_server\.py|protocol\.py|preprocess\.py"),
     ServingError("an error that became a status", source=r"exception\.py|http\.py|validation\.py|vllm_error\.py"),
-    ServingError("an exception in a route", text=r"^ERROR:\s+Exception in ASGI application"),
-    ServingError("a task nobody waits for any more", text=r"^(?:ERROR:\s+)?Task exception was never retrieved"),
+    ServingError("an exception in a route", text=r"ERROR:\s+Exception in ASGI application"),
+    ServingError("a task nobody waits for any more", text=r"(?:ERROR:\s+)?Task exception was never retrieved"),
 )
+_SOURCES = re.compile("|".join(error.source for error in SERVING_ERRORS if error.source))
+_TEXTS = re.compile("|".join(error.text for error in SERVING_ERRORS if error.text))
 
 
 def was_ready(lines: Sequence[LogLine]) -> bool:
@@ -83,7 +85,7 @@ def _told(lines: Iterator[LogLine]) -> Iterator[tuple[LogLine, bool]]:
     for line in lines:
         if line.level is not None:
             of_request[line.process] = _is_of_request(line)
-        elif any(re.search(error.text, line.text) for error in SERVING_ERRORS):
+        elif _TEXTS.match(line.text):
             of_request[line.process] = True
         elif line.text.startswith("INFO:"):
             of_request[line.process] = False
@@ -95,4 +97,4 @@ def _is_of_request(line: LogLine) -> bool:
         return False
     if _API_SERVER.match(line.process):
         return True
-    return not line.process and any(re.fullmatch(error.source, line.source) for error in SERVING_ERRORS)
+    return not line.process and _SOURCES.fullmatch(line.source) is not None

@@ -82,7 +82,7 @@ SIGNS = (
     ),
     _sign(
         "custom code not trusted",
-        r"(?P<model>\S+) contains custom code which must be executed",
+        r"(?<!\S)(?P<model>\S++) contains custom code which must be executed",
         "The model {model} brings Python code of its own, and vLLM was not told to trust it.",
         "Read that code, then give --trust-remote-code.",
     ),

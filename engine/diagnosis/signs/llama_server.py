@@ -200,7 +200,7 @@ SIGNS = (
     ),
     Sign(
         "check of llama.cpp failed",
-        r"(?P<file>[\w.-]+):(?P<line>\d+): GGML_ASSERT\((?P<what>.+)\) failed",
+        r"(?<![\w.-])(?P<file>[\w.-]++):(?P<line>\d+): GGML_ASSERT\((?P<what>.+)\) failed",
         "A check of llama.cpp's own failed ({file}, line {line}): {what}.",
         "It is a fault of this build, or a damaged model: take a newer llama.cpp, and check the file.",
         kind=Kind.DEATH,

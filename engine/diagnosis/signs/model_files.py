@@ -46,7 +46,8 @@ SIGNS = (
     ),
     _sign(
         "no such model",
-        r"Repository Not Found for url: (?P<url>\S+)|(?P<model>\S+) is not a local folder and is not a valid model",
+        r"Repository Not Found for url: (?P<url>\S+)|"
+        r"(?<!\S)(?P<model>\S++) is not a local folder and is not a valid model",
         "The hub has no such model, or it is private.",
         "Check its name; for a private one set HF_TOKEN.",
     ),

@@ -29,9 +29,16 @@ async def test_lines_of_both_streams_come_one_by_one() -> None:
     assert await run(code) == (3, ["one", "two", "10%", "20%", "three"])
 
 
-async def test_an_endless_line_does_not_grow_in_memory() -> None:
-    _, lines = await run("print('x' * 1_000_000)")
-    assert max(map(len, lines)) <= 16_384
+@pytest.mark.parametrize("at_once", [1_000_000, 5_000])
+async def test_of_a_long_line_the_beginning_is_told_and_nothing_else(at_once: int) -> None:
+    """What follows has no level, and would be read as an error: it may be a prompt in the log of a request."""
+    code = f"import os; [os.write(1, b'x' * {at_once}) for _ in range(1_000_000 // {at_once})]; print('\\nnext')"
+    assert await run(code) == (0, ["x" * 65_536, "next"])
+
+
+async def test_a_line_of_64_kib_is_told_whole() -> None:
+    _, lines = await run("print('x' * 65_535 + 'y')")
+    assert lines == ["x" * 65_535 + "y"]
 
 
 async def test_the_standard_input_is_given_whole_and_ended() -> None:

@@ -1,6 +1,7 @@
 import asyncio
 import os
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -119,6 +120,56 @@ sys.exit(5)
     assert await asyncio.wait_for(at_work.run(), 15) is State.FAILED
     (crashed,) = (e for e in told if isinstance(e, events.Crashed))
     assert crashed.diagnosis.cause == "It ended with exit code 5."
+
+
+async def crash(code: str) -> tuple[Diagnosis, list[str]]:
+    """Why it ended, as it is told, and what it printed."""
+    told: list[events.SupervisorEvent] = []
+
+    async def probe(_: str) -> bool:
+        return False
+
+    at_work = Runner(program(code, Policy(max_restarts=0)), told.append, probe)
+    assert await asyncio.wait_for(at_work.run(), 15) is State.FAILED
+    (crashed,) = (e for e in told if isinstance(e, events.Crashed))
+    return crashed.diagnosis, [e.text for e in told if isinstance(e, events.LinePrinted)]
+
+
+PROMPT = "torch.OutOfMemoryError: CUDA out of memory. A secret. "
+LOGGED = f"""
+print("INFO 11-20 18:04:19 [logger.py:40] Received request a: prompt: '" + {PROMPT!r} * 6_000 + "'", flush=True)
+raise SystemExit(3)
+"""
+
+
+async def test_a_long_prompt_in_the_log_of_a_request_is_not_why_it_ends() -> None:
+    found, _ = await crash(LOGGED)
+    assert str(found) == "It ended with exit code 3."
+
+
+async def test_of_a_long_line_more_is_shown_than_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[str] = []
+
+    def diagnose(log: list[str], code: int, *, served: bool) -> Diagnosis:
+        kept.extend(log)
+        return Diagnosis(f"{code}, {served}")
+
+    monkeypatch.setattr(runner, "diagnose", diagnose)
+    _, printed = await crash("print('ab' * 30_000)")
+    assert printed == ["ab" * 30_000]
+    assert kept == ["ab" * 512]
+
+
+async def test_while_a_log_is_read_for_the_cause_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, ticked = asyncio.get_running_loop(), threading.Event()
+
+    def diagnose(_log: list[str], _code: int, *, served: bool) -> Diagnosis:
+        loop.call_soon_threadsafe(ticked.set)
+        return Diagnosis(f"ticked: {ticked.wait(5)}, {served}")
+
+    monkeypatch.setattr(runner, "diagnose", diagnose)
+    found, _ = await crash("raise SystemExit(3)")
+    assert found.cause == "ticked: True, False"
 
 
 TOO_SMALL = "import sys; sys.exit('ValueError: No available memory for the cache blocks. Try increasing')"

@@ -1,9 +1,10 @@
 import json
 import signal
+import time
 
 import pytest
 
-from engine.diagnosis.log_cause import diagnose, read_log
+from engine.diagnosis.log_cause import ENOUGH_OF_A_LINE, diagnose, read_log
 from engine.diagnosis.sign import Kind
 
 TAIL = [
@@ -176,6 +177,16 @@ def test_what_kvgate_writes_as_json_is_read_as_well() -> None:
     )
     assert found.cause.startswith("engine a: ")
     assert found.sign == read_log([BANNER, PORT, *TAIL])[0].sign
+
+
+@pytest.mark.parametrize("served", [False, True])
+@pytest.mark.parametrize("text", ["0", "a.b.c.", "Error"])
+def test_the_longest_log_that_is_kept_is_read_in_bounded_time(text: str, *, served: bool) -> None:
+    """It takes ten times as long where a sign looks from each character at all that follow."""
+    line = (text * ENOUGH_OF_A_LINE)[:ENOUGH_OF_A_LINE]
+    began = time.process_time()
+    diagnose([line] * 2_000, 1, served=served)
+    assert time.process_time() - began < 3
 
 
 def test_a_signal_without_a_name_is_told_by_its_number() -> None:
