@@ -7,6 +7,9 @@ from math import exp
 
 from gateway.admission.tuning import TUNING
 
+MOST_ACTIVE = 4096
+"""Most active flows that are known: those that asked last."""
+
 
 class Holdings:
     """What a flow's requests in flight hold: now, and averaged."""
@@ -148,8 +151,8 @@ class Headroom:
         return kept
 
     def _retire(self, before: float) -> None:
-        """Forget the flows that last asked before, except for what some still hold."""
-        while (oldest := next(iter(self._active.values()))).asked_at < before:
+        """Forget the flows that last asked before, and the first of too many, except for what some still hold."""
+        while (oldest := next(iter(self._active.values()))).asked_at < before or len(self._active) > MOST_ACTIVE:
             flow, _ = self._active.popitem(last=False)
             if oldest.held.now:
                 self._holding[flow] = oldest

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.admission.queueing.headroom import Headroom, Holdings
+from gateway.admission.queueing.headroom import MOST_ACTIVE, Headroom, Holdings
 from gateway.admission.tuning import TUNING
 
 
@@ -128,6 +128,15 @@ def test_idle_flows_are_forgotten_and_few_are_looked_at():
     for number in range(5 * TUNING.kept_flows):
         headroom.sent("noisy", 1000, TUNING.active_span + 5.0 + number)
     assert len(headroom._active) == 1
+
+
+def test_so_many_flows_are_known_and_what_others_hold():
+    headroom = flying(("noisy", 500))
+    for number in range(MOST_ACTIVE + 10):
+        headroom.asked(f"f{number}", 10, 1.0)
+    assert len(headroom._active) == MOST_ACTIVE
+    headroom.left("noisy", 500, 2.0)
+    assert headroom._weight == MOST_ACTIVE
 
 
 @pytest.mark.parametrize("long", [False, True], ids=["alone", "behind a long stream"])
