@@ -91,6 +91,7 @@ class Pool:
         flow, endpoints = request.arrival.flow, len(self.endpoints.live) or 1
         request.spare = self.tokens.spare(flow, 0.0, self.queue.waiting, now) / endpoints
         request.spare_places = self.places.spare(flow, request.sequences, self.queue.waiting, now) / endpoints
+        request.as_a_whole = request.spare_places > 0 and request.sequences > 1 and self.places.starves(flow, now)
         if self.throttling:
             live = self.endpoints.live
             request.over_share = self.over_share(request)

@@ -198,6 +198,9 @@ class Tuning:
     holdings_window: float = 10.0
     """Averaging window of a flow's holdings, seconds: a short burst does not take it beyond its share. Judgement
     (ADR 11)."""
+    refused_span: float = 5.0
+    """Seconds after a refusal of a flow within its share in which a group of another one, beyond its share, begins only
+    as a whole: time to come back. Judgement (ADR 48)."""
     over_share: float = 1.1
     """Multiple of its share above which a flow is beyond it: flows with equal demand must not take turns in being so.
     Judgement."""

@@ -196,6 +196,12 @@ class EndpointRecord:
             return self.outlook.peak_with(row) / block
         return self.outlook.peak_sharing(row, other, self.ledger.sharable(prefix), block) / block
 
+    def raises_peak(self, request: RequestRecord, first: int) -> bool:
+        """Whether the request, which would add `first` blocks with its first token, may raise the predicted peak."""
+        longest = self._predictor.longest(request.kind, max(1, request.arrival.demand.max_tokens))
+        row = (longest - 1 if self.grows else 0, first * self.capacity.block_size, request.sequences)
+        return self.outlook.peak_with(row) > self.outlook.peak
+
     def expected_length(self, request: RequestRecord) -> int:
         """Expected length of each sequence of the request here, tokens."""
         quantile = self.outlook.quantiles.at(TUNING.waiting_draw, self.ledger.sequences)

@@ -31,6 +31,7 @@ class RequestRecord:
         "_quantile",
         "arrival",
         "arrived_at",
+        "as_a_whole",
         "avoid",
         "backfilled",
         "cost",
@@ -80,6 +81,8 @@ class RequestRecord:
         """Tokens that it must leave free on its endpoint for other flows (`headroom`)."""
         self.spare_places = 0.0
         """The same in sequences."""
+        self.as_a_whole = False
+        """Whether all its sequences must have places, so that none waits in the engine before others' requests."""
         self.over_share = 0.0
         """Tokens by which its flow would hold more than its share of the pool (`kv_shares`)."""
         self.throttled = False

@@ -85,18 +85,20 @@ class Ask:
 
     @property
     def short_at_peak(self) -> float:
-        """Blocks by which the predicted peak with the request is over what the forecast may fill."""
+        """Blocks by which the request raises the predicted peak over what the forecast may fill.
+
+        -infinity if it surely raises none: a peak that is too high already is none of its doing.
+        """
         short = self._short_at_peak
         if short is None:
             endpoint, request = self.endpoint, self.request
             if request is None or not endpoint.forecasts:
                 short = -inf
             else:
-                short = (
-                    endpoint.peak_with(request, self.first)
-                    + self.unaccounted
-                    - endpoint.forecast_limit * self.cache_blocks
-                )
+                peak = endpoint.peak_with(request, self.first) + self.unaccounted
+                short = peak - endpoint.forecast_limit * self.cache_blocks
+                if short > 0 and not endpoint.raises_peak(request, self.first):
+                    short = -inf
             self._short_at_peak = short
         return short
 
@@ -189,7 +191,8 @@ def _sequence_share(ask: Ask) -> float:
     if ask.request is None or not ask.request.spare_places or limit is None:
         return 0
     kept = min(ask.request.spare_places, round(TUNING.most_places_spared * limit))
-    return ask.endpoint.ledger.sequences + ask.request.sequences + kept - limit
+    begin = ask.request.sequences if ask.request.as_a_whole else 1
+    return ask.endpoint.ledger.sequences + begin + kept - limit
 
 
 def _prefill(ask: Ask) -> float:
@@ -306,7 +309,7 @@ RULES = (
     ),
     Rule(
         "forecast",
-        "the endpoint's predicted peak with the request is over what the forecast may fill",
+        "the request raises the endpoint's predicted peak over what the forecast may fill",
         _forecast,
         Unit.BLOCKS,
         after=Next.SMALLER,

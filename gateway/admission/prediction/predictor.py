@@ -153,15 +153,23 @@ class Predictor:
             generated: Tokens that it has generated.
             max_tokens: Most tokens that it may generate.
         """
-        enough, ordered = TUNING.lengths_enough, kind.own.ordered
-        if len(ordered) < enough:
-            ordered = kind.everybody.ordered
-            if len(ordered) < enough:
-                ordered = self._all.ordered
-                if len(ordered) < enough:
-                    ordered, quantiles = self._guess, [TUNING.prior_quantile] * len(quantiles)
+        ordered = self._of(kind)
+        if ordered is None:
+            ordered, quantiles = self._guess, [TUNING.prior_quantile] * len(quantiles)
         lengths = conditional_quantiles(ordered, quantiles, float(generated))  # as the known lengths are
         return [max_tokens if length >= max_tokens else int(length) for length in lengths]
+
+    def longest(self, kind: Kind, max_tokens: int) -> int:
+        """Tokens that hardly a sequence of this kind exceeds; `max_tokens` while too few lengths are known."""
+        known = self._of(kind) is not None
+        return self.predict(kind, (TUNING.quantile_top,), 0, max_tokens)[0] if known else max_tokens
+
+    def _of(self, kind: Kind) -> list[float] | None:
+        """The lengths to predict such a request by; None if too few are known."""
+        for lengths in (kind.own, kind.everybody, self._all):
+            if len(lengths.ordered) >= TUNING.lengths_enough:
+                return lengths.ordered
+        return None
 
     def _known(self, key: Likeness) -> Lengths:
         lengths = self._lengths.get(key)

@@ -1,9 +1,9 @@
 """The room that flows beyond their share leave free for flows within theirs."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice, takewhile
-from math import exp
+from math import exp, inf
 
 from gateway.admission.tuning import TUNING
 
@@ -39,7 +39,7 @@ class Holdings:
 class ActiveFlow:
     """One active flow."""
 
-    __slots__ = ("_before", "_fullest", "_since", "asked_at", "held", "latest", "weight")
+    __slots__ = ("_before", "_fullest", "_since", "asked_at", "held", "latest", "refused_at", "weight")
 
     def __init__(self, weight: float, now: float) -> None:
         self.weight = weight
@@ -48,6 +48,8 @@ class ActiveFlow:
         """What its latest request needs: the next will be about as large."""
         self.asked_at = now
         """When it asked for something, at last."""
+        self.refused_at = -inf
+        """When a request of it was refused for want of room, at last."""
         self._since = now
         self._fullest = self._before = 0.0
         """Peak holdings since `_since`; `_before`: in the `active_span` seconds before that."""
@@ -128,6 +130,16 @@ class Headroom:
             del self._holding[flow]
             self._weight -= known.weight
 
+    def refused(self, flow: str, now: float) -> None:
+        """Note that a request that asked was refused for want of room."""
+        known = self._active.get(flow)
+        if known is not None:
+            known.refused_at = now
+
+    def starves(self, flow: str, now: float) -> bool:
+        """Whether another flow within its share was refused lately."""
+        return any(other.refused_at >= now - TUNING.refused_span for _, other in self._within(flow, now))
+
     def spare(self, flow: str, amount: float, waiting: Callable[[str], int], now: float) -> float:
         """Amount that a request of this flow must leave free; 0 if the flow is within its share with it.
 
@@ -135,20 +147,26 @@ class Headroom:
         """
         if len(self._active) + len(self._holding) <= 1:
             return 0.0
-        most = TUNING.over_share * self._all.average(now) / self._weight
         known = self._active.get(flow) or self._holding.get(flow)
-        if known is None or known.held.at_least(now, amount) <= most * known.weight:
+        if known is None or known.held.at_least(now, amount) <= self._share(known, now):
             return 0.0
-        latest = islice(reversed(self._active.items()), TUNING.kept_flows)
-        active = takewhile(lambda item: item[1].asked_at >= now - TUNING.active_span, latest)
         kept = 0.0
-        for name, other in active:
-            if name == flow:
-                continue
+        for name, other in self._within(flow, now):
             room = other.room
-            if other.held.at_least(now) <= most * other.weight and waiting(name) * other.latest <= room:
+            if waiting(name) * other.latest <= room:
                 kept += room
         return kept
+
+    def _within(self, flow: str, now: float) -> Iterator[tuple[str, ActiveFlow]]:
+        """The other active flows within their share, those that asked last."""
+        latest = islice(reversed(self._active.items()), TUNING.kept_flows)
+        for name, other in takewhile(lambda item: item[1].asked_at >= now - TUNING.active_span, latest):
+            if name != flow and other.held.at_least(now) <= self._share(other, now):
+                yield name, other
+
+    def _share(self, flow: ActiveFlow, now: float) -> float:
+        """Most that a flow holds within its share."""
+        return TUNING.over_share * self._all.average(now) / self._weight * flow.weight
 
     def _retire(self, before: float) -> None:
         """Forget the flows that last asked before, and the first of too many, except for what some still hold."""

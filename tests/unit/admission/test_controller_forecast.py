@@ -126,7 +126,8 @@ class TestForecast:
         p = taught(play(bounds=Bounds.BOTH) >> up("a", blocks=100), *[5] * 40, *[400] * 10)
         p >> arrived(1, blocks=30, max_tokens=500) << Dispatch(1, "a") >> progress(r1=1)
         p >> at(p.now + 1) >> arrived(2, blocks=30, max_tokens=500) << Dispatch(2, "a") >> progress(r1=20, r2=20)
-        p >> at(p.now + 1) >> arrived(3, blocks=5, max_tokens=500) << nothing  # both are of the long kind: 62 + 2 * 23
+        p >> at(p.now + 1) >> Tick()  # both are of the long kind: 62 + 2 * 23 blocks
+        assert p.endpoint("a").forecast_usage > 1.0
 
     @pytest.mark.parametrize(("preemptions", "goes"), [(0, True), (3, False)])
     def test_an_engine_that_preempts_makes_it_more_cautious(self, play, preemptions, goes):

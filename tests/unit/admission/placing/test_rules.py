@@ -178,9 +178,9 @@ def kept_for_others(*, spare):
     return holding(50), asking
 
 
-def places_kept(*, spare, running, copies=1, limit=32):
+def places_kept(*, spare, running, copies=1, limit=32, whole=False):
     asking = request(copies=copies)
-    asking.spare_places = spare
+    asking.spare_places, asking.as_a_whole = spare, whole
     e = holding(1, max_num_seqs=limit, kv_blocks=None)
     for _ in range(running - 1):
         e.reserve(request(), NOW)
@@ -221,11 +221,23 @@ def test_a_flow_that_has_its_share_may_use_the_places_that_are_not_kept_for_othe
     assert declining(*places_kept(spare=1, running=3, limit=4)) is None
 
 
-def test_of_a_flow_that_has_its_share_no_more_sequences_begin_than_have_places():
-    """The others would wait in the engine, and take each place that becomes free before who comes later."""
-    assert declining(*places_kept(spare=1, running=20, copies=12)) == "sequence_share"
-    assert declining(*places_kept(spare=1, running=20, copies=11)) is None
-    assert declining(*places_kept(spare=0, running=20, copies=64)) is None
+def test_a_group_begins_with_one_place_more_than_is_kept_unless_it_may_begin_only_as_a_whole():
+    """Those without a place would wait in the engine, and take each that becomes free before who comes later."""
+    assert declining(*places_kept(spare=1, running=29, copies=64)) is None
+    assert declining(*places_kept(spare=1, running=20, copies=11, whole=True)) is None
+    assert declining(*places_kept(spare=1, running=20, copies=12, whole=True)) == "sequence_share"
+
+
+def test_a_peak_that_is_too_high_already_keeps_out_only_what_raises_it():
+    """What ends before is none of its causes: until the long answers had ended, nothing was admitted."""
+    e = endpoint()
+    for _ in range(5):
+        e.ledger.progress(e.reserve(request(5, max_tokens=20 * BLOCK), NOW), 1, NOW)
+    e.advance(NOW)
+    e.refresh_forecast(NOW)
+    assert e.forecast(NOW) > 100
+    assert asked(e, 5, max_tokens=BLOCK) is None
+    assert asked(e, 5, max_tokens=20 * BLOCK) == "forecast"
 
 
 def test_where_the_size_of_the_cache_is_unknown_no_rule_of_it_is_asked():

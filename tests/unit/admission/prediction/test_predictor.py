@@ -40,6 +40,14 @@ def test_it_learns_the_quantile():
     assert taught.predict(0.9) == pytest.approx(90, abs=2)
 
 
+def test_the_longest_is_the_limit_until_enough_is_known_of_the_kind():
+    def longest(taught):
+        return taught.predictor.longest(taught.predictor.kind(arrival()), 2000)
+
+    assert longest(Taught(*[5] * (TUNING.lengths_enough - 1))) == 2000
+    assert longest(Taught(*[5] * TUNING.lengths_enough, *[80] * TUNING.lengths_enough)) == 80
+
+
 def test_what_a_request_has_generated_is_known_of_it():
     taught = Taught(*[10] * 80, *range(200, 300))
     assert taught.predict(0.4) == 10

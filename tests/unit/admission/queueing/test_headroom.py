@@ -111,6 +111,16 @@ def test_what_a_flow_held_of_late_counts_for_a_request_that_takes_it_beyond_its_
     assert headroom.spare("groups", 64, lambda _: 0, 90.0) == 0
 
 
+def test_a_flow_within_its_share_starves_for_some_seconds_after_a_refusal():
+    headroom = flying(("groups", 64), ("other", 4))
+    assert not headroom.starves("groups", 20.0)
+    for flow in ("other", "groups", "unknown"):
+        headroom.refused(flow, 20.0)
+    assert headroom.starves("groups", 20.0 + TUNING.refused_span)
+    assert not headroom.starves("groups", 20.1 + TUNING.refused_span)
+    assert not headroom.starves("other", 20.0)  # the other one is beyond its share
+
+
 def test_what_left_counts_no_more_and_what_one_needs_is_as_large_as_its_latest():
     headroom = flying(("noisy", 500), ("quiet", 80), ("quiet", 180))
     assert spare(headroom, "noisy", 1.0) == 180
