@@ -517,7 +517,7 @@ class AdmissionController:
         retry_after = self._pool.retry_after.grant(request, outcome, now) if outcome in WITH_RETRY_AFTER else None
         flow = request.arrival.flow
         if outcome in FOR_WANT_OF_ROOM:
-            self._places.refused(flow, now)
+            self._pool.note_refused(request, now)
         if outcome in FOR_WANT_OF_ROOM and flow in self._pool.throttled_flows and self._pool.over_share(request):
             exceeded = self._pool.over_limit(flow, request.size + request.sequences)
         self._commands.append(Reject(identifier, outcome, retry_after, exceeded, rule=rule))

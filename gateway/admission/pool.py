@@ -53,7 +53,7 @@ class Pool:
         self.waits = Waits(policy, self.endpoints, self.queue)
         self.promises = Promises(policy.weights)
         self.retry_after = RetryAfter(self.waits, self.queue, self.promises)
-        self.tokens, self.places = Headroom(policy.weights), Headroom(policy.weights)
+        self.tokens, self.places = Headroom(policy.weights), Headroom(policy.weights, least=1.0)
         self.kv_shares = KvShares(policy.kv_shares)
         self.throttling = throttling(policy)
         self.throttled_flows: set[str] = set()
@@ -103,6 +103,11 @@ class Pool:
         self.places.asked(flow, request.sequences, now)
         if self.endpoints.live:
             self.tokens.asked(flow, min(endpoint.final_tokens(request) for endpoint in self.endpoints.live), now)
+
+    def note_refused(self, request: RequestRecord, now: float) -> None:
+        """Note a request that was refused for want of room, if it wanted a place, and not a target of its own."""
+        if request.arrival.ttft_target is None and all(endpoint.full for endpoint in self.endpoints.live):
+            self.places.refused(request.arrival.flow, now)
 
     def note_throttled(self, request: RequestRecord) -> None:
         """Note whether the flow of a request that is offered waits only because it is throttled."""

@@ -196,11 +196,15 @@ class EndpointRecord:
             return self.outlook.peak_with(row) / block
         return self.outlook.peak_sharing(row, other, self.ledger.sharable(prefix), block) / block
 
-    def raises_peak(self, request: RequestRecord, first: int) -> bool:
-        """Whether the request, which would add `first` blocks with its first token, may raise the predicted peak."""
+    def use_until_end(self, request: RequestRecord, first: int) -> float | None:
+        """Most blocks of the ledger up to the last token that the request may have; None if it may raise the peak.
+
+        It would add `first` blocks with its first token.
+        """
+        block = self.capacity.block_size
         longest = self._predictor.longest(request.kind, max(1, request.arrival.demand.max_tokens))
-        row = (longest - 1 if self.grows else 0, first * self.capacity.block_size, request.sequences)
-        return self.outlook.peak_with(row) > self.outlook.peak
+        tokens = self.outlook.until_end((longest - 1 if self.grows else 0, first * block, request.sequences))
+        return None if tokens is None else tokens / block
 
     def expected_length(self, request: RequestRecord) -> int:
         """Expected length of each sequence of the request here, tokens."""
@@ -245,11 +249,18 @@ class EndpointRecord:
         return ledger.unconfirmed_tokens * waiting / ledger.unconfirmed_sequences / rate
 
     @property
-    def generation_rate(self) -> float:
+    def full(self) -> bool:
+        """Whether it runs as many sequences as its limit."""
+        limit = self.sequence_limit.value
+        return limit is not None and self.ledger.sequences >= limit
+
+    def generation_rate(self, now: float) -> float:
         """Tokens of service per second that its running sequences of ours generate; 0 while unknown."""
-        running = self.ledger.sequences
-        if self.observed is not None and self.observed.running is not None:
-            running = min(running, self.observed.running)
+        observed, running = self.observed, self.ledger.sequences
+        if observed is None or now - observed.sampled_at > self._fresh:
+            return 0.0
+        if observed.running is not None:
+            running = min(running, observed.running)
         return TUNING.output_weight * self._clock.rate * running
 
     @property

@@ -85,9 +85,9 @@ class Ask:
 
     @property
     def short_at_peak(self) -> float:
-        """Blocks by which the request raises the predicted peak over what the forecast may fill.
+        """Blocks by which the predicted peak with the request is over what the forecast may fill.
 
-        -infinity if it surely raises none: a peak that is too high already is none of its doing.
+        If the request surely ends before, a peak that is too high is none of its doing: the most until its end counts.
         """
         short = self._short_at_peak
         if short is None:
@@ -97,8 +97,8 @@ class Ask:
             else:
                 peak = endpoint.peak_with(request, self.first) + self.unaccounted
                 short = peak - endpoint.forecast_limit * self.cache_blocks
-                if short > 0 and not endpoint.raises_peak(request, self.first):
-                    short = -inf
+                if short > 0 and (use := endpoint.use_until_end(request, self.first)) is not None:
+                    short += use - peak + self.unaccounted
             self._short_at_peak = short
         return short
 

@@ -79,11 +79,15 @@ class Forecast:
 
     def with_request(self, row: Row) -> int:
         """The peak in tokens, with this request also in flight."""
+        most = self._upto[bisect_left(self._ends, -row[0])]
+        return max(self.until_end(row), -(-most // self._parts))
+
+    def until_end(self, row: Row) -> int:
+        """The same up to the end of this request."""
         parts = self._parts
         remaining, holds, grows = row[0], row[1] * parts, row[2] * parts
         later = bisect_left(self._ends, -remaining)  # number of later ends
-        own = self._held[later] + holds + remaining * (self._sequences[later] + grows)
-        most = max(own, self._upto[later])
+        most = self._held[later] + holds + remaining * (self._sequences[later] + grows)
         if later < len(self._ends):
             if grows == parts:
                 after = self._after[later]

@@ -122,6 +122,11 @@ class Outlook:
         """Predicted peak with one more request, tokens."""
         return self._forecast.with_request(row) + self._shared + self._arrived
 
+    def until_end(self, row: Row) -> int | None:
+        """Most tokens up to the end of one more request; None if it raises the predicted peak."""
+        since = self._shared + self._arrived
+        return None if self.peak_with(row) > self.peak else self._forecast.until_end(row) + since
+
     def peak_sharing(self, row: Row, other: Reservation, shared: int, block_size: int) -> int:
         """Predicted peak with one more request that is the first to share `shared` tokens with another.
 

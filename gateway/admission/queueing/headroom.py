@@ -83,8 +83,10 @@ class Headroom:
     flow with more than that waiting: it takes all it can get, and has its turn.
     """
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
+    def __init__(self, weights: Mapping[str, float], least: float = 0.0) -> None:
+        """Begin without flows. `least`: what each flow may hold however many there are."""
         self._weights = weights
+        self._least = least
         self._active: OrderedDict[str, ActiveFlow] = OrderedDict()
         """Flows that asked for something in the last `active_span`, the latest last."""
         self._holding: dict[str, ActiveFlow] = {}
@@ -166,7 +168,7 @@ class Headroom:
 
     def _share(self, flow: ActiveFlow, now: float) -> float:
         """Most that a flow holds within its share."""
-        return TUNING.over_share * self._all.average(now) / self._weight * flow.weight
+        return max(self._least, TUNING.over_share * self._all.average(now) / self._weight * flow.weight)
 
     def _retire(self, before: float) -> None:
         """Forget the flows that last asked before, and the first of too many, except for what some still hold."""

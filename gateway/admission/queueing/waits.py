@@ -122,7 +122,7 @@ class Waits:
         """
         measured = self.drain_rate.rate(now)
         if measured is not None:
-            generated = sum(endpoint.generation_rate for endpoint in self._endpoints.live)
+            generated = sum(endpoint.generation_rate(now) for endpoint in self._endpoints.live)
             return generated if measured < generated / 2 else measured
         rates = [rate for e in self._endpoints.live if (rate := e.service_rate) is not None]
         return sum(rates) if rates else None

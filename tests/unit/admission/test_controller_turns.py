@@ -310,3 +310,19 @@ class TestWhatAnAnswerTook:
             p >> arrived(request, 10, max_tokens=4000, flow=flow, streamed=False)
         p >> done(0, tokens=45) << Dispatch(1, "a") >> at(31.0) >> done(1) << Dispatch(11, "a")
         p >> done(11, tokens=1000) << Dispatch(12, "a")
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit", "starves"),
+    [
+        (arrived(2, flow="small"), 4, True),
+        (arrived(2, flow="small", ttft=1.0), 4, False),
+        (arrived(2, flow="small", blocks=90), 8, False),
+    ],
+    ids=["no place", "a target of its own", "no room"],
+)
+def test_a_flow_starves_that_was_refused_as_all_places_were_taken(play, asked, limit, starves):
+    p = play(ttft_target=5.0) >> up("a", blocks=100, seqs=limit)
+    p >> arrived(1, n=4, blocks=5, max_tokens=10, flow="group") << Dispatch(1, "a") >> progress(r1=4)
+    p >> asked << nothing >> at(20.0) >> Tick() << refused(2, Outcome.WAIT_TOO_LONG)
+    assert p.controller._places.starves("group", p.now) is starves

@@ -238,6 +238,7 @@ def test_a_peak_that_is_too_high_already_keeps_out_only_what_raises_it():
     assert e.forecast(NOW) > 100
     assert asked(e, 5, max_tokens=BLOCK) is None
     assert asked(e, 5, max_tokens=20 * BLOCK) == "forecast"
+    assert asked(e, 20, max_tokens=19 * BLOCK) == "forecast"  # it would be over the limit before its end
 
 
 def test_where_the_size_of_the_cache_is_unknown_no_rule_of_it_is_asked():

@@ -19,9 +19,9 @@ def forecast(rows, parts=1):
     return Forecast(ends, parts)
 
 
-def stepped(rows):
-    """What they hold after each step, all that have not ended with it."""
-    steps = range(max((row[0] for row in rows), default=0) + 1)
+def stepped(rows, last=None):
+    """What they hold after each step up to the last, all that have not ended with it."""
+    steps = range((max((row[0] for row in rows), default=0) if last is None else last) + 1)
     return max(sum(h + step * grows for r, h, grows in rows if r >= step) for step in steps)
 
 
@@ -54,3 +54,8 @@ def test_with_two_ends_for_each_it_is_the_mean(one, other, row):
 @given(st.lists(ROW, max_size=12), ROW)
 def test_with_one_more_it_is_as_if_that_had_been_there(rows, row):
     assert forecast(rows).with_request(row) == stepped([*rows, row])
+
+
+@given(st.lists(ROW, max_size=12), ROW)
+def test_up_to_its_end_it_counts_what_is_there_until_then(rows, row):
+    assert forecast(rows).until_end(row) == stepped([*rows, row], last=row[0])

@@ -121,6 +121,17 @@ def test_a_flow_within_its_share_starves_for_some_seconds_after_a_refusal():
     assert not headroom.starves("other", 20.0)  # the other one is beyond its share
 
 
+@pytest.mark.parametrize(("least", "kept"), [(0.0, 9), (1.0, 0)])
+def test_every_flow_may_hold_the_least_however_many_there_are(least, kept):
+    headroom = Headroom({}, least)
+    for flow in "abcdefghij":
+        headroom.sent(flow, 1, 0.0)
+    for flow in "bcdefghij":
+        headroom.left(flow, 1, 100.0)
+        headroom.asked(flow, 1, 200.0)
+    assert headroom.spare("a", 0, lambda _: 0, 200.0) == kept
+
+
 def test_what_left_counts_no_more_and_what_one_needs_is_as_large_as_its_latest():
     headroom = flying(("noisy", 500), ("quiet", 80), ("quiet", 180))
     assert spare(headroom, "noisy", 1.0) == 180

@@ -248,6 +248,7 @@ class TestRate:
         for second in (1, 2, 3):
             endpoint.observe(Observed("a", float(second), 0.1, 1, 0, 20.0 * second), float(second))
         assert pool.waits.rate(pool.drain(5.0)) == pytest.approx(40)
+        assert pool.waits.rate(10.0) == pytest.approx(5, rel=0.1)  # an engine that tells nothing any more
 
 
 def test_a_queue_is_full_by_requests_or_by_bytes():
