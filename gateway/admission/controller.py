@@ -728,8 +728,8 @@ class AdmissionController:
         self._queue.charge(request)
         flow, tokens = request.arrival.flow, endpoint.final_tokens(request)
         reservation = endpoint.reserve(request, now)
-        self._tokens.sent(flow, tokens, now)
-        self._places.sent(flow, request.sequences, now)
+        self._tokens.sent(flow, request.arrival.band, tokens, now)
+        self._places.sent(flow, request.arrival.band, request.sequences, now)
         if self._kv_shares.shares:
             self._kv_shares.sent(flow, endpoint.id, endpoint.capacity.block_size, reservation, tokens)
         self._flights[request.arrival.request] = InFlight(endpoint, reservation, tokens)

@@ -88,10 +88,10 @@ class Pool:
 
         Due before it is placed.
         """
-        flow, endpoints = request.arrival.flow, len(self.endpoints.live) or 1
-        request.spare = self.tokens.spare(flow, 0.0, self.queue.waiting, now) / endpoints
-        request.spare_places = self.places.spare(flow, request.sequences, self.queue.waiting, now) / endpoints
-        request.as_a_whole = request.spare_places > 0 and request.sequences > 1 and self.places.starves(flow, now)
+        flow, band, endpoints = request.arrival.flow, request.arrival.band, len(self.endpoints.live) or 1
+        request.spare = self.tokens.spare(flow, band, 0.0, self.queue.waiting, now) / endpoints
+        request.spare_places = self.places.spare(flow, band, request.sequences, self.queue.waiting, now) / endpoints
+        request.as_a_whole = request.spare_places > 0 and request.sequences > 1 and self.places.starves(flow, band, now)
         if self.throttling:
             live = self.endpoints.live
             request.over_share = self.over_share(request)
@@ -99,10 +99,10 @@ class Pool:
 
     def note_waiting(self, request: RequestRecord, now: float) -> None:
         """Note a request that begins to wait: its flow is active, too, if it gets nothing."""
-        flow = request.arrival.flow
-        self.places.asked(flow, request.sequences, now)
+        flow, band = request.arrival.flow, request.arrival.band
+        self.places.asked(flow, band, request.sequences, now)
         if self.endpoints.live:
-            self.tokens.asked(flow, min(endpoint.final_tokens(request) for endpoint in self.endpoints.live), now)
+            self.tokens.asked(flow, band, min(endpoint.final_tokens(request) for endpoint in self.endpoints.live), now)
 
     def note_refused(self, request: RequestRecord, now: float) -> None:
         """Note a request that was refused for want of room, if it wanted a place, and not a target of its own."""

@@ -190,10 +190,10 @@ class Tuning:
     """Longest time ahead that is promised, seconds. SDKs try three times, a minute apart at most. Simulated: with 60,
     polite clients were served 0.5 times where others were 12 times (ADR 18)."""
     active_span: float = 30.0
-    """Seconds for which a flow counts as active after its last dispatch, and window of its peak holdings. Judgement
-    (ADR 11)."""
+    """Seconds for which a flow counts as active after it last asked for something, and window of its peak holdings.
+    Judgement (ADR 11)."""
     kept_flows: int = 16
-    """Most active flows that room is kept for: those with the latest dispatch. The others use what these leave.
+    """Most active flows that room is kept for: those that asked last. The others use what these leave.
     Judgement (ADR 11)."""
     holdings_window: float = 10.0
     """Averaging window of a flow's holdings, seconds: a short burst does not take it beyond its share. Judgement

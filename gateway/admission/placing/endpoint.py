@@ -201,9 +201,11 @@ class EndpointRecord:
 
         It would add `first` blocks with its first token.
         """
-        block = self.capacity.block_size
+        block, prefix = self.capacity.block_size, request.arrival.prefix
+        if prefix and self.capacity.shares_prefix and self.ledger.sole_sharer(prefix) is not None:
+            return None  # what they share would end with the other one
         longest = self._predictor.longest(request.kind, max(1, request.arrival.demand.max_tokens))
-        tokens = self.outlook.until_end((longest - 1 if self.grows else 0, first * block, request.sequences))
+        tokens = self.outlook.until_end((longest - 1, first * block, request.sequences))
         return None if tokens is None else tokens / block
 
     def expected_length(self, request: RequestRecord) -> int:

@@ -96,9 +96,10 @@ class Ask:
                 short = -inf
             else:
                 peak = endpoint.peak_with(request, self.first) + self.unaccounted
-                short = peak - endpoint.forecast_limit * self.cache_blocks
+                most = endpoint.forecast_limit * self.cache_blocks
+                short = peak - most
                 if short > 0 and (use := endpoint.use_until_end(request, self.first)) is not None:
-                    short += use - peak + self.unaccounted
+                    short = use + self.unaccounted - most
             self._short_at_peak = short
         return short
 
@@ -309,7 +310,7 @@ RULES = (
     ),
     Rule(
         "forecast",
-        "the request raises the endpoint's predicted peak over what the forecast may fill",
+        "the endpoint is predicted to hold more than the forecast may fill while the request runs",
         _forecast,
         Unit.BLOCKS,
         after=Next.SMALLER,

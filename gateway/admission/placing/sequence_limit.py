@@ -55,7 +55,7 @@ class SequenceLimit:
         elif (
             self.value is not None
             and not waiting
-            and sequences >= self.value
+            and sequences >= self.value - round(TUNING.most_places_spared * self.value)
             and at - self._changed_at > self._trial_after
         ):
             self.value += 1

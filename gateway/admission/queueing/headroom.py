@@ -39,11 +39,13 @@ class Holdings:
 class ActiveFlow:
     """One active flow."""
 
-    __slots__ = ("_before", "_fullest", "_since", "asked_at", "held", "latest", "refused_at", "weight")
+    __slots__ = ("_before", "_fullest", "_since", "asked_at", "band", "held", "latest", "refused_at", "weight")
 
     def __init__(self, weight: float, now: float) -> None:
         self.weight = weight
         self.held = Holdings()
+        self.band = 0
+        """Band of its latest request."""
         self.latest = 0.0
         """What its latest request needs: the next will be about as large."""
         self.asked_at = now
@@ -54,12 +56,12 @@ class ActiveFlow:
         self._fullest = self._before = 0.0
         """Peak holdings since `_since`; `_before`: in the `active_span` seconds before that."""
 
-    def asked(self, amount: float, now: float) -> None:
+    def asked(self, band: int, amount: float, now: float) -> None:
         """Note a request."""
         if now - self._since >= TUNING.active_span:
             self._before = self._fullest if now - self._since < 2 * TUNING.active_span else 0.0
             self._fullest, self._since = self.held.now, now
-        self.latest, self.asked_at = amount, now
+        self.band, self.latest, self.asked_at = band, amount, now
 
     def sent(self, amount: float, now: float) -> None:
         """Add it as it is dispatched."""
@@ -80,7 +82,7 @@ class Headroom:
     Fair queueing decides which request goes next, not when. On an engine that a backlog keeps full, a flow with little
     demand would wait for another request's end each time. So a flow beyond its share leaves room for each flow within
     its share: up to that flow's recent peak, plus one request. A single flow leaves nothing free. No room is kept for a
-    flow with more than that waiting: it takes all it can get, and has its turn.
+    flow with more than that waiting: it takes all it can get, and has its turn. Nor for a less urgent one.
     """
 
     def __init__(self, weights: Mapping[str, float], least: float = 0.0) -> None:
@@ -103,20 +105,20 @@ class Headroom:
                 known.weight = weights.get(flow, 1.0)
                 self._weight += known.weight
 
-    def asked(self, flow: str, amount: float, now: float) -> ActiveFlow:
+    def asked(self, flow: str, band: int, amount: float, now: float) -> ActiveFlow:
         """Note a request that needs this much: a flow that gets nothing is active, too."""
         known = self._active.pop(flow, None) or self._holding.pop(flow, None)
         if known is None:
             known = ActiveFlow(self._weights.get(flow, 1.0), now)
             self._weight += known.weight
-        known.asked(amount, now)
+        known.asked(band, amount, now)
         self._active[flow] = known
         self._retire(now - TUNING.active_span)
         return known
 
-    def sent(self, flow: str, amount: float, now: float) -> None:
+    def sent(self, flow: str, band: int, amount: float, now: float) -> None:
         """Add a dispatched request that will hold this much."""
-        self.asked(flow, amount, now).sent(amount, now)
+        self.asked(flow, band, amount, now).sent(amount, now)
         self._all.add(amount, now)
 
     def left(self, flow: str, amount: float, now: float) -> None:
@@ -138,11 +140,11 @@ class Headroom:
         if known is not None:
             known.refused_at = now
 
-    def starves(self, flow: str, now: float) -> bool:
+    def starves(self, flow: str, band: int, now: float) -> bool:
         """Whether another flow within its share was refused lately."""
-        return any(other.refused_at >= now - TUNING.refused_span for _, other in self._within(flow, now))
+        return any(other.refused_at >= now - TUNING.refused_span for _, other in self._within(flow, band, now))
 
-    def spare(self, flow: str, amount: float, waiting: Callable[[str], int], now: float) -> float:
+    def spare(self, flow: str, band: int, amount: float, waiting: Callable[[str], int], now: float) -> float:
         """Amount that a request of this flow must leave free; 0 if the flow is within its share with it.
 
         `waiting` gives the number of a flow's requests in the queue.
@@ -153,17 +155,17 @@ class Headroom:
         if known is None or known.held.at_least(now, amount) <= self._share(known, now):
             return 0.0
         kept = 0.0
-        for name, other in self._within(flow, now):
+        for name, other in self._within(flow, band, now):
             room = other.room
             if waiting(name) * other.latest <= room:
                 kept += room
         return kept
 
-    def _within(self, flow: str, now: float) -> Iterator[tuple[str, ActiveFlow]]:
-        """The other active flows within their share, those that asked last."""
+    def _within(self, flow: str, band: int, now: float) -> Iterator[tuple[str, ActiveFlow]]:
+        """The other active flows within their share, those that asked last, of this band and more urgent ones."""
         latest = islice(reversed(self._active.items()), TUNING.kept_flows)
         for name, other in takewhile(lambda item: item[1].asked_at >= now - TUNING.active_span, latest):
-            if name != flow and other.held.at_least(now) <= self._share(other, now):
+            if name != flow and other.band <= band and other.held.at_least(now) <= self._share(other, now):
                 yield name, other
 
     def _share(self, flow: ActiveFlow, now: float) -> float:

@@ -183,8 +183,8 @@ def test_behind_a_flow_that_has_its_share_a_large_request_is_passed_max_passes_t
     assert small_ones_that_go(p) == 2
 
 
-@pytest.mark.parametrize("lane", [{}, {"waited": 1, "failures": 1, "avoid": "b"}, {"band": 1}])
-def test_of_a_flow_that_has_its_share_a_smaller_request_of_any_lane_or_band_waits_for_its_head(play, lane):
+@pytest.mark.parametrize("lane", [{}, {"waited": 1, "failures": 1, "avoid": "b"}])
+def test_of_a_flow_that_has_its_share_a_smaller_request_of_any_lane_waits_for_its_head(play, lane):
     p = play() >> up("a", blocks=100)
     p >> arrived(1, blocks=5, flow="quiet") << Dispatch(1, "a") >> progress(r1=1)
     p >> arrived(2, blocks=30, flow="noisy") << Dispatch(2, "a") >> progress(r2=1) >> at(5.0)

@@ -270,14 +270,14 @@ class TestBands:
         p >> costs_100(61, band=2, ttft=1.5) << refused(61, TOO_LONG)
 
 
-@pytest.mark.parametrize("band", [0, 3])
-def test_a_flow_within_its_share_finds_room_that_a_backlog_left_free(play, band):
+@pytest.mark.parametrize(("band", "goes"), [(0, 4), (3, 3)])
+def test_a_flow_within_its_share_finds_room_that_a_backlog_left_free_unless_it_is_less_urgent(play, band, goes):
     """Without it, it would wait for somebody's end each time."""
     p = play() >> up("a", blocks=100)
     p >> arrived(1, blocks=5, flow="quiet") << Dispatch(1, "a") >> progress(r1=1)
     p >> arrived(2, blocks=60, flow="noisy") << Dispatch(2, "a") >> progress(r2=1) >> at(5.0)
     p >> arrived(3, blocks=24, flow="noisy") << nothing  # fits, but would leave less than a request of the other
-    p >> arrived(4, blocks=5, flow="quiet", band=band) << Dispatch(4, "a")
+    p >> arrived(4, blocks=5, flow="quiet", band=band) << Dispatch(goes, "a")
 
 
 class TestWhatAnAnswerTook:
@@ -325,4 +325,4 @@ def test_a_flow_starves_that_was_refused_as_all_places_were_taken(play, asked, l
     p = play(ttft_target=5.0) >> up("a", blocks=100, seqs=limit)
     p >> arrived(1, n=4, blocks=5, max_tokens=10, flow="group") << Dispatch(1, "a") >> progress(r1=4)
     p >> asked << nothing >> at(20.0) >> Tick() << refused(2, Outcome.WAIT_TOO_LONG)
-    assert p.controller._places.starves("group", p.now) is starves
+    assert p.controller._places.starves("group", 0, p.now) is starves
