@@ -250,6 +250,16 @@ class TestRate:
         assert pool.waits.rate(pool.drain(5.0)) == pytest.approx(40)
         assert pool.waits.rate(10.0) == pytest.approx(5, rel=0.1)  # an engine that tells nothing any more
 
+    def test_what_an_engine_that_froze_seems_to_generate_is_no_rate(self):
+        pool = Pool()
+        endpoint = pool.endpoints.get("a")
+        endpoint.reserve(pool.request(100), 0.0)
+        for second in range(1, 60):
+            endpoint.observe(Observed("a", float(second), 0.1, 1, 0, 20.0 * min(second, 3)), float(second))
+            pool.waits.drain_rate.pressed(float(second))
+        assert 0 < endpoint.generation_rate(59.0) < 1
+        assert pool.waits.rate(59.0) == 0
+
 
 def test_a_queue_is_full_by_requests_or_by_bytes():
     pool = Pool()
