@@ -88,12 +88,14 @@ class Pool:
 
         Due before it is placed.
         """
-        flow, band, endpoints = request.arrival.flow, request.arrival.band, len(self.endpoints.live) or 1
-        request.spare = self.tokens.spare(flow, band, 0.0, self.queue.waiting, now) / endpoints
-        request.spare_places = self.places.spare(flow, band, request.sequences, self.queue.waiting, now) / endpoints
+        flow, band, waiting, live = request.arrival.flow, request.arrival.band, self.queue.waiting, self.endpoints.live
+        endpoints = len(live) or 1
+        request.spare = self.tokens.spare(flow, band, 0.0, waiting, now) / endpoints
+        request.spare_places = 0.0
+        if any(endpoint.sequence_limit.value is not None for endpoint in live):
+            request.spare_places = self.places.spare(flow, band, request.sequences, waiting, now) / endpoints
         request.as_a_whole = request.spare_places > 0 and request.sequences > 1 and self.places.starves(flow, band, now)
         if self.throttling:
-            live = self.endpoints.live
             request.over_share = self.over_share(request)
             request.throttled = bool(live) and all(throttles(e, request, now, self.throttling) for e in live)
 
@@ -106,7 +108,8 @@ class Pool:
 
     def note_refused(self, request: RequestRecord, now: float) -> None:
         """Note a request that was refused for want of room, if it wanted a place, and not a target of its own."""
-        if request.arrival.ttft_target is None and all(endpoint.full for endpoint in self.endpoints.live):
+        live = self.endpoints.live
+        if request.arrival.ttft_target is None and live and all(endpoint.full for endpoint in live):
             self.places.refused(request.arrival.flow, now)
 
     def note_throttled(self, request: RequestRecord) -> None:

@@ -56,6 +56,8 @@ OUT: Mapping[str, float] = {
     "prefilling_share": 1.0,
     "engine_backlog": 1e9,
     "most_spared": 0.0,
+    "most_places_spared": 0.0,
+    "refused_span": 0.0,
     "prefix_pull": 0.0,
     "closing_samples": 1,
     "busy_span": 0.0,

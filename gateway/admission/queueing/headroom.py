@@ -152,7 +152,7 @@ class Headroom:
         if len(self._active) + len(self._holding) <= 1:
             return 0.0
         known = self._active.get(flow) or self._holding.get(flow)
-        if known is None or known.held.at_least(now, amount) <= self._share(known, now):
+        if known is None or known.held.at_least(now, amount) <= max(self._least, self._part(now) * known.weight):
             return 0.0
         kept = 0.0
         for name, other in self._within(flow, band, now):
@@ -163,14 +163,16 @@ class Headroom:
 
     def _within(self, flow: str, band: int, now: float) -> Iterator[tuple[str, ActiveFlow]]:
         """The other active flows within their share, those that asked last, of this band and more urgent ones."""
-        latest = islice(reversed(self._active.items()), TUNING.kept_flows)
+        part, latest = self._part(now), islice(reversed(self._active.items()), TUNING.kept_flows)
         for name, other in takewhile(lambda item: item[1].asked_at >= now - TUNING.active_span, latest):
-            if name != flow and other.band <= band and other.held.at_least(now) <= self._share(other, now):
+            if name == flow or other.band > band:
+                continue
+            if other.held.at_least(now) <= max(self._least, part * other.weight):
                 yield name, other
 
-    def _share(self, flow: ActiveFlow, now: float) -> float:
-        """Most that a flow holds within its share."""
-        return max(self._least, TUNING.over_share * self._all.average(now) / self._weight * flow.weight)
+    def _part(self, now: float) -> float:
+        """Most that a flow of weight 1 holds within its share, apart from `least`."""
+        return TUNING.over_share * self._all.average(now) / self._weight
 
     def _retire(self, before: float) -> None:
         """Forget the flows that last asked before, and the first of too many, except for what some still hold."""

@@ -56,6 +56,14 @@ class Pool:
             self.waits.drain_rate.completed(rate, second + 0.5)
         return seconds - 0.0
 
+    def generating(self):
+        """With a request in flight, to which the engine gave 20 tokens in each of 3 seconds."""
+        endpoint = self.endpoints.get("a")
+        endpoint.reserve(self.request(100), 0.0)
+        for second in (1, 2, 3):
+            endpoint.observe(Observed("a", float(second), 0.1, 1, 0, 20.0 * second), float(second))
+        return self
+
     def prefill(self, seconds, tokens):
         self.endpoints.get("a").prefill.learn(seconds, tokens)
 
@@ -234,19 +242,11 @@ class TestRate:
         assert pool.waits.rate(3.0) == pytest.approx(20 * (100 + 2 * 10) / 10)
 
     def test_measured_under_pressure_it_goes_by_that(self):
-        pool = Pool()
-        endpoint = pool.endpoints.get("a")
-        endpoint.reserve(pool.request(100), 0.0)
-        for second in (1, 2, 3):
-            endpoint.observe(Observed("a", float(second), 0.1, 1, 0, 20.0 * second), float(second))
+        pool = Pool().generating()
         assert pool.waits.rate(pool.drain(50.0)) == pytest.approx(50, rel=0.1)
 
     def test_while_hardly_anything_completes_it_is_what_is_generated(self):
-        pool = Pool()
-        endpoint = pool.endpoints.get("a")
-        endpoint.reserve(pool.request(100), 0.0)
-        for second in (1, 2, 3):
-            endpoint.observe(Observed("a", float(second), 0.1, 1, 0, 20.0 * second), float(second))
+        pool = Pool().generating()
         assert pool.waits.rate(pool.drain(5.0)) == pytest.approx(40)
         assert pool.waits.rate(10.0) == pytest.approx(5, rel=0.1)  # an engine that tells nothing any more
 
