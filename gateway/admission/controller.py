@@ -2,9 +2,9 @@
 
 A request arrives and enters the queue. After each change, the heads of the queue are offered to the endpoints that can
 take them (`placing/rules.py`), in the order of bands and of fairness between flows. If a rule throttles the flow of a
-head, the flow's requests in the lane of that head are set aside, and the next flow has its turn. Else the endpoint that
-declines a head is kept for it: no request of another lane or band goes there. If the rule allows it, a few smaller ones
-of its lane go first (backfill).
+head, the flow's requests in the lane of that head are set aside, and the next flow has its turn; if it leaves room for
+others, the next one of its band. Else the endpoint that declines a head is kept for it: no request of another lane
+or band goes there. If the rule allows it, a few smaller ones of its lane go first (backfill).
 
 The core refuses a request in four ways, each with a `Reject`: it bars one that may not wait (`decide.barred`), sheds
 one on arrival that would surely wait in vain or finds the queue full (`decide.shed`), evicts one from the queue, as
@@ -80,6 +80,7 @@ _OFFER_RESULTS = {
     Next.NOBODY: OfferResult.CLOSED,
     Next.SMALLER: OfferResult.NO_ROOM,
     Next.OTHER_FLOWS: OfferResult.NOT_ITS_FLOW,
+    Next.ITS_BAND: OfferResult.OTHERS_FIRST,
 }
 
 
@@ -88,6 +89,7 @@ _WAITING: Final = State.WAITING
 _CLOSED: Final = OfferResult.CLOSED
 _TAKEN: Final = OfferResult.TAKEN
 _OTHER_FLOWS: Final = Next.OTHER_FLOWS
+_ITS_BAND: Final = Next.ITS_BAND
 _NOBODY: Final = Next.NOBODY
 
 
@@ -232,7 +234,7 @@ class AdmissionController:
         if lane is not None:
             request.lane = lane
             self._pool.estimate(request)
-            self._pool.apply_shares(request, now)
+            self._pool.apply_shares(request, self._pool.kept(now), now)
         return explain(self._pool, request, now)
 
     def turn(self, identifier: RequestId, now: float) -> Turn | None:
@@ -319,7 +321,7 @@ class AdmissionController:
         if barred(pool, request, pool.lane(request)) is not None or not self._in_turn(request, now):
             return False
         request.estimate_cost(self._predictor)
-        pool.apply_shares(request, now)
+        pool.apply_shares(request, pool.kept(now), now)
         for endpoint in self._endpoints.live:
             endpoint.advance_once(now)
         chosen, _ = self._place(request, _NONE, now)
@@ -652,25 +654,33 @@ class AdmissionController:
         aside: dict[str, dict[EndpointRecord, tuple[int, LaneKey] | None]] = {}
         """By flow set aside: the endpoints that declined its head, each with the head's lane. The flow's other lanes
         may not overtake it there."""
+        withheld: dict[EndpointRecord, int] = {}
+        """Endpoints with room that is kept for flows of this band and more urgent ones. Less urgent ones may not go."""
+        room_kept = self._pool.kept(now)
 
         def accept(request: RequestRecord) -> OfferResult:
+            nonlocal room_kept
             if self._all_closed:
                 return _CLOSED
             flow, lane = request.arrival.flow, (request.arrival.band, request.lane)
-            self._pool.apply_shares(request, now)
+            self._pool.apply_shares(request, room_kept, now)
             self._pool.note_throttled(request)
             claimed = _claimed_by_others(kept, lane)
             claimed_by_flow = _claimed_by_others(aside[flow], lane) if flow in aside else _NONE
-            chosen, declined = self._place(request, claimed | claimed_by_flow, now)
+            of_urgent = {e for e, band in withheld.items() if band < lane[0]} if withheld else _NONE
+            chosen, declined = self._place(request, claimed | claimed_by_flow | of_urgent, now)
             if chosen is not None:
                 self._dispatch(request, chosen, None, now)
+                room_kept = self._pool.kept(now)
                 self._note_closed(now)
                 return _TAKEN
             after = next_in_line(declined)
             if claimed_by_flow and not claimed_by_flow.isdisjoint(self._endpoints.eligible(request)):
                 after = _OTHER_FLOWS  # an endpoint that it could use is kept for an earlier request of its flow
             for endpoint, rule in declined:
-                if after is _OTHER_FLOWS:
+                if rule.after is _ITS_BAND:
+                    withheld[endpoint] = min(withheld.get(endpoint, lane[0]), lane[0])
+                if after is _OTHER_FLOWS or after is _ITS_BAND:
                     aside.setdefault(flow, {}).setdefault(endpoint, lane)
                 else:
                     kept.setdefault(endpoint, None if rule.after is _NOBODY else lane)
@@ -698,7 +708,7 @@ class AdmissionController:
         """The answer of observe mode: it dispatches at once, and notes what `enforce` would have done."""
 
         def accept(request: RequestRecord) -> OfferResult:
-            self._pool.apply_shares(request, now)
+            self._pool.apply_shares(request, self._pool.kept(now), now)
             for endpoint in self._endpoints.live:
                 endpoint.refresh_forecast(now)
             decision = decide(self._pool, request, now)

@@ -10,7 +10,7 @@ from gateway.admission.placing.request import LaneKey, RequestRecord
 from gateway.admission.placing.rules import throttles, throttling
 from gateway.admission.policy import Mode, Policy
 from gateway.admission.prediction.predictor import Predictor
-from gateway.admission.queueing.headroom import Headroom
+from gateway.admission.queueing.headroom import Headroom, Kept
 from gateway.admission.queueing.kv_shares import KvShares
 from gateway.admission.queueing.promises import Promises
 from gateway.admission.queueing.queue import Queue
@@ -83,17 +83,22 @@ class Pool:
         request.queue_budget = self.waits.queue_budget(request)
         request.deadline = self.waits.deadline(request)
 
-    def apply_shares(self, request: RequestRecord, now: float) -> None:
+    def kept(self, now: float) -> tuple[Kept, Kept]:
+        """Tokens and places kept as of now, for `apply_shares`."""
+        return self.tokens.kept(self.queue.waiting, now), self.places.kept(self.queue.waiting, now)
+
+    def apply_shares(self, request: RequestRecord, kept: tuple[Kept, Kept], now: float) -> None:
         """Set what a request owes to other flows: the room to leave free, and how far its own is over its share.
 
         Due before it is placed.
         """
-        flow, band, waiting, live = request.arrival.flow, request.arrival.band, self.queue.waiting, self.endpoints.live
+        flow, band, live = request.arrival.flow, request.arrival.band, self.endpoints.live
         endpoints = len(live) or 1
-        request.spare = self.tokens.spare(flow, band, 0.0, waiting, now) / endpoints
+        tokens, places = kept
+        request.spare = tokens.spare(flow, band, 0.0) / endpoints
         request.spare_places = 0.0
         if any(endpoint.sequence_limit.value is not None for endpoint in live):
-            request.spare_places = self.places.spare(flow, band, request.sequences, waiting, now) / endpoints
+            request.spare_places = places.spare(flow, band, request.sequences) / endpoints
         request.as_a_whole = request.spare_places > 0 and request.sequences > 1 and self.places.starves(flow, band, now)
         if self.throttling:
             request.over_share = self.over_share(request)

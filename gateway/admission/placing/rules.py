@@ -21,8 +21,8 @@ False. Its `in_force` names its setting. It may read `ask.request` (None if none
 and `ask.endpoint.usage(ask.now)` (None if unknown), but not what `Ask.measure` sets. It leaves `idle` False if traffic
 that does not go through kvgate can make it decline: on an endpoint without requests of ours the flow would wait for
 ever. While such a rule is in force, no arrival goes past the empty queue (`AdmissionController._bypass_queue`).
-`sequence_share` and `share`, the last that does not measure and the last of all, throttle a flow from further below:
-they decline what has a place, and what has room.
+`sequence_share` and `share`, the last that does not measure and the last of all, set a flow aside from further below,
+for others of its band (`Next.ITS_BAND`): they decline what has a place, and what has room.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -54,10 +54,13 @@ class Next(Enum):
     """Smaller requests of its lane: they may fit."""
     OTHER_FLOWS = auto()
     """Requests of other flows. Its own are set aside until a later offer, and no endpoint is kept for it."""
+    ITS_BAND = auto()
+    """The same, but of its band and more urgent ones: the room that it leaves free is for these."""
 
 
 _NOBODY: Final = Next.NOBODY  # constants: in Python 3.11 each access to an enum member is a function call
 _OTHER_FLOWS: Final = Next.OTHER_FLOWS
+_ITS_BAND: Final = Next.ITS_BAND
 _SMALLER: Final = Next.SMALLER
 
 
@@ -287,7 +290,7 @@ RULES = (
         "its flow has its share of the sequences, and the free places are kept for other flows",
         _sequence_share,
         Unit.SEQUENCES,
-        after=Next.OTHER_FLOWS,
+        after=Next.ITS_BAND,
     ),
     Rule(
         "prefill",
@@ -323,7 +326,7 @@ RULES = (
         "the request fits, but its flow has its share, and the room is kept for other flows",
         _share,
         Unit.BLOCKS,
-        after=Next.OTHER_FLOWS,
+        after=Next.ITS_BAND,
         foresees=True,
         measures=True,
     ),
@@ -448,8 +451,8 @@ def next_in_line(declined: Sequence[tuple[EndpointRecord, Rule]]) -> Next:
     """Requests that may be offered next, after all endpoints declined one."""
     after: Next = _NOBODY
     for _, rule in declined:
-        if rule.after is _OTHER_FLOWS:
-            return _OTHER_FLOWS
+        if rule.after is _OTHER_FLOWS or rule.after is _ITS_BAND:
+            return rule.after
         if rule.after is _SMALLER:
             after = _SMALLER
     return after

@@ -95,6 +95,11 @@ class BandQueue:
                 costs[name] = costs.get(name, 0.0) + queue.cost
         return costs
 
+    def throttled_cost(self) -> float:
+        """Cost of the requests of throttled flows."""
+        aside = (queue for lane in self.lanes.values() for queue in lane.aside.values())
+        return sum([queue.cost for queue in aside if queue.throttled])
+
     def ahead(self, flow: str, lane: LaneKey | None) -> float:
         """Service that this band gives before a new request of that flow, tokens.
 

@@ -142,32 +142,31 @@ class Headroom:
 
     def starves(self, flow: str, band: int, now: float) -> bool:
         """Whether another flow within its share was refused lately."""
-        return any(other.refused_at >= now - TUNING.refused_span for _, other in self._within(flow, band, now))
+        since = now - TUNING.refused_span
+        return any(other.refused_at >= since for name, other in self._within(band, now) if name != flow)
 
-    def spare(self, flow: str, band: int, amount: float, waiting: Callable[[str], int], now: float) -> float:
-        """Amount that a request of this flow must leave free; 0 if the flow is within its share with it.
+    def kept(self, waiting: Callable[[str], int], now: float) -> "Kept":
+        """What is kept as of now. `waiting` gives the number of a flow's requests in the queue."""
+        return Kept(self, waiting, now)
 
-        `waiting` gives the number of a flow's requests in the queue.
-        """
+    def beyond_share(self, flow: str, amount: float, now: float) -> bool:
+        """Whether a flow is beyond its share with so much more, beside others."""
         if len(self._active) + len(self._holding) <= 1:
-            return 0.0
+            return False
         known = self._active.get(flow) or self._holding.get(flow)
-        if known is None or known.held.at_least(now, amount) <= max(self._least, self._part(now) * known.weight):
-            return 0.0
-        kept = 0.0
-        for name, other in self._within(flow, band, now):
-            room = other.room
-            if waiting(name) * other.latest <= room:
-                kept += room
-        return kept
+        return known is not None and known.held.at_least(now, amount) > max(self._least, self._part(now) * known.weight)
 
-    def _within(self, flow: str, band: int, now: float) -> Iterator[tuple[str, ActiveFlow]]:
-        """The other active flows within their share, those that asked last, of this band and more urgent ones."""
+    def rooms(self, band: int, waiting: Callable[[str], int], now: float) -> dict[str, float]:
+        """The room kept for each flow within its share, from flows of this band."""
+        return {
+            flow: known.room for flow, known in self._within(band, now) if waiting(flow) * known.latest <= known.room
+        }
+
+    def _within(self, band: int, now: float) -> Iterator[tuple[str, ActiveFlow]]:
+        """The active flows within their share, those that asked last, of this band and more urgent ones."""
         part, latest = self._part(now), islice(reversed(self._active.items()), TUNING.kept_flows)
         for name, other in takewhile(lambda item: item[1].asked_at >= now - TUNING.active_span, latest):
-            if name == flow or other.band > band:
-                continue
-            if other.held.at_least(now) <= max(self._least, part * other.weight):
+            if other.band <= band and other.held.at_least(now) <= max(self._least, part * other.weight):
                 yield name, other
 
     def _part(self, now: float) -> float:
@@ -182,3 +181,30 @@ class Headroom:
                 self._holding[flow] = oldest
             else:
                 self._weight -= oldest.weight
+
+
+class Kept:
+    """What a headroom keeps at one time, worked out once per band.
+
+    Valid until a request is sent to an endpoint or leaves one, or the queue changes.
+    """
+
+    __slots__ = ("_headroom", "_now", "_rooms", "_waiting")
+
+    def __init__(self, headroom: Headroom, waiting: Callable[[str], int], now: float) -> None:
+        self._headroom = headroom
+        self._waiting = waiting
+        self._now = now
+        self._rooms: dict[int, tuple[dict[str, float], float]] = {}
+        """By band: the room kept for each flow, and for all."""
+
+    def spare(self, flow: str, band: int, amount: float) -> float:
+        """Amount that a request of this flow must leave free; 0 if the flow is within its share with it."""
+        if not self._headroom.beyond_share(flow, amount, self._now):
+            return 0.0
+        found = self._rooms.get(band)
+        if found is None:
+            rooms = self._headroom.rooms(band, self._waiting, self._now)
+            found = self._rooms[band] = rooms, sum(rooms.values())
+        rooms, of_all = found
+        return of_all if flow not in rooms else sum([room for name, room in rooms.items() if name != flow])

@@ -16,7 +16,7 @@ SLACK = 64
 class FlowQueue:
     """The requests of one flow in one lane: first in, first out. A request that comes back has its earlier turn."""
 
-    __slots__ = ("_asked", "_front", "cost", "entry", "flow", "front_cost", "waiting")
+    __slots__ = ("_asked", "_front", "cost", "entry", "flow", "front_cost", "throttled", "waiting")
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
@@ -26,6 +26,8 @@ class FlowQueue:
         """Of all its requests."""
         self.entry = 0
         """Number of its valid entry in the lane's heap; that entry is never behind its rank."""
+        self.throttled = False
+        """Whether it was set aside as its flow is throttled, not for others of its band."""
         self._front: list[RequestRecord] = []
         """Cached first requests; `front_cost` is the cost of all but the last of these."""
         self._asked = 0
@@ -122,10 +124,11 @@ class Lane:
         if queue is not None and flow.name not in self.aside:
             self._enter(queue)
 
-    def set_aside(self, flow: str) -> None:
+    def set_aside(self, flow: str, *, throttled: bool) -> None:
         """Leave out the queue of a flow until `restore`."""
         queue = self.aside[flow] = self._queues[flow]
         queue.entry = 0
+        queue.throttled = throttled
         self.asked += 1
 
     def passed(self, counter: float) -> None:

@@ -37,6 +37,8 @@ class OfferResult(Enum):
     """It does not fit now. Smaller requests of its band and lane may be backfilled, to the endpoints it waits for."""
     NOT_ITS_FLOW = auto()
     """Its flow is throttled. Its flow's requests in the lane are set aside until it is asked again in a later offer."""
+    OTHERS_FIRST = auto()
+    """The same, as it leaves room for others. It still goes before less urgent bands."""
     CLOSED = auto()
     """No request could go there now: its lane ends."""
 
@@ -44,6 +46,7 @@ class OfferResult(Enum):
 _TAKEN: Final = OfferResult.TAKEN  # constants: in Python 3.11 each access to an enum member is a function call
 _NO_ROOM: Final = OfferResult.NO_ROOM
 _NOT_ITS_FLOW: Final = OfferResult.NOT_ITS_FLOW
+_OTHERS_FIRST: Final = OfferResult.OTHERS_FIRST
 _CLOSED: Final = OfferResult.CLOSED
 
 
@@ -54,7 +57,7 @@ class Ahead:
 
     def __init__(self, urgent: float, same: float, reserved: float, yielded: float) -> None:
         self.urgent = urgent
-        """Cost of all requests in more urgent bands that are not set aside."""
+        """Cost of all requests in more urgent bands, except those of throttled flows."""
         self.same = same
         """In its own band: its flow's backlog, and the fair share of every other flow until then."""
         self.reserved = reserved
@@ -166,10 +169,9 @@ class Queue:
         for other in self._order:
             if other.number == band:
                 continue
-            going = other.cost - sum(other.aside().values())
             if other.number < band:
-                urgent += going
-            elif going > 0.0:
+                urgent += other.cost - other.throttled_cost()
+            elif other.cost > sum(other.aside().values()):
                 yielded += other.share.share
         reserved = max(self._settings.get(band, DEFAULTS).reserved, TUNING.starved_share)
         return Ahead(urgent, same, reserved, yielded)
@@ -382,11 +384,12 @@ class Queue:
                     if len(self._order) > 1:
                         return True
                     continue
-                if answer is _NOT_ITS_FLOW and lane.asked < MAX_ASIDE:
-                    lane.set_aside(head.arrival.flow)
+                not_its_flow = answer is _NOT_ITS_FLOW or answer is _OTHERS_FIRST
+                if not_its_flow and lane.asked < MAX_ASIDE:
+                    lane.set_aside(head.arrival.flow, throttled=answer is _NOT_ITS_FLOW)
                     continue
                 ended.add(lane)
-                lane.cut_short = answer is _NOT_ITS_FLOW
+                lane.cut_short = not_its_flow
                 if answer is _NO_ROOM:
                     lane.blocked = head
                     self._backfill(lane, head, accept)
@@ -408,7 +411,7 @@ class Queue:
             if request.arrival.flow in throttled:
                 continue
             answer = accept(request)
-            if answer is _NOT_ITS_FLOW:
+            if answer is _NOT_ITS_FLOW or answer is _OTHERS_FIRST:
                 throttled.add(request.arrival.flow)
                 continue
             tries += 1

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.events import Back, EndpointDown, Returned, Tick
+from gateway.admission.events import Back, Cancelled, EndpointDown, Returned, Tick
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Band
 from tests.unit.admission.playbook import aborted, arrived, at, done, nothing, progress, refused, scrape, up
@@ -278,6 +278,69 @@ def test_a_flow_within_its_share_finds_room_that_a_backlog_left_free_unless_it_i
     p >> arrived(2, blocks=60, flow="noisy") << Dispatch(2, "a") >> progress(r2=1) >> at(5.0)
     p >> arrived(3, blocks=24, flow="noisy") << nothing  # fits, but would leave less than a request of the other
     p >> arrived(4, blocks=5, flow="quiet", band=band) << Dispatch(goes, "a")
+
+
+class TestWhatIsKeptIsNotForALessUrgentBand:
+    """A flow that leaves it free would lose its engine to less urgent ones, place by place."""
+
+    def places(self, play, **settings):
+        p = play(**settings) >> up("a", seqs=16) >> arrived(90, flow="light") << Dispatch(90, "a")
+        for request in range(15):
+            p >> arrived(request, flow="heavy") << Dispatch(request, "a")
+        return p >> at(20.0) >> done(90, tokens=5) >> arrived(15, flow="heavy") << nothing
+
+    def room(self, play):
+        p = play() >> up("a", blocks=100)
+        p >> arrived(1, blocks=10, flow="light") << Dispatch(1, "a") >> progress(r1=1)
+        p >> arrived(2, blocks=60, flow="heavy") << Dispatch(2, "a") >> progress(r2=1) >> at(5.0)
+        return p >> arrived(15, blocks=18, flow="heavy") << nothing
+
+    @pytest.mark.parametrize("kept", [places, room])
+    def test_a_less_urgent_flow_waits_for_who_leaves_it_free(self, play, kept):
+        p = kept(self, play)
+        p >> arrived(50, blocks=1, flow="less urgent", band=5) << nothing
+        p >> arrived(60, blocks=1, flow="light") << Dispatch(60, "a")
+
+    @pytest.mark.parametrize("kept", [places, room])
+    def test_a_flow_of_its_band_does_not(self, play, kept):
+        kept(self, play) >> arrived(50, blocks=1, flow="other") << Dispatch(50, "a")
+
+    @pytest.mark.parametrize("kept", [places, room])
+    def test_nor_does_one_that_nobody_leaves_it_to(self, play, kept):
+        p = kept(self, play) >> Cancelled(15)
+        p >> arrived(50, blocks=1, flow="less urgent", band=5) << Dispatch(50, "a")
+
+    def test_what_is_owed_to_its_band_it_gets(self, play):
+        p = self.places(play, bands={5: Band(reserved=0.25)})
+        for request in range(100, 140):
+            p >> arrived(request, flow="heavy") >> arrived(request + 100, flow="less urgent", band=5) << nothing
+        running, sent = list(range(15)), []
+        while len(sent) < 40:
+            p >> done(running.pop(0), tokens=45)
+            new = [command.request for command in p.pending]
+            p.pending.clear()
+            running, sent = running + new, sent + new
+        assert sum(request >= 200 for request in sent) in {9, 10, 11}
+
+    def test_it_is_told_how_long_it_waits(self, play):
+        """The backlog that leaves room free goes before it."""
+        p = self.places(play)
+        ahead = p.controller._queue.ahead(5, "less urgent")
+        assert ahead.urgent > 0
+        assert p.controller._queue.ahead(0, "other").same == 0.0
+
+
+def test_what_is_kept_is_worked_out_anew_after_each_dispatch(play):
+    """While three of the light flow wait, nothing is kept for it: it takes all it can get. Then all three have gone."""
+    p = play() >> up("a", seqs=16) >> arrived(90, flow="light") << Dispatch(90, "a")
+    for request in range(11):
+        p >> arrived(request, flow="heavy") << Dispatch(request, "a")
+    p >> arrived(11, n=4, flow="heavy") << Dispatch(11, "a")
+    p >> arrived(12, flow="heavy") << nothing >> arrived(13, flow="heavy") << nothing
+    for request in (91, 92, 93):
+        p >> arrived(request, max_tokens=1, flow="light") << nothing
+    p >> at(20.0) >> done(90, tokens=5) << Dispatch(91, "a") << nothing
+    p >> done(11, tokens=400) << Dispatch(12, "a") << Dispatch(92, "a") << Dispatch(93, "a") << nothing
 
 
 class TestWhatAnAnswerTook:

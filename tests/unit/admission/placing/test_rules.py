@@ -314,6 +314,7 @@ def test_whoever_might_fit_is_asked_next():
     for names, after in (
         (("busy", "sequences"), Next.NOBODY),
         (("busy", "kv"), Next.SMALLER),
-        (("kv", "share"), Next.OTHER_FLOWS),
+        (("kv", "share"), Next.ITS_BAND),
+        (("kv", "kv_share"), Next.OTHER_FLOWS),
     ):
         assert next_in_line([(e, by_name[name]) for name in names]) is after

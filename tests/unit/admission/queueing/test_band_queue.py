@@ -82,9 +82,9 @@ def test_the_first_head_is_that_of_the_flow_with_the_least_service(row):
 def test_a_lane_whose_flows_are_all_set_aside_has_no_head(row):
     row.join("a")
     other = row.join("b", lane=OTHER)
-    row.band.lanes[LANE].set_aside("a")
+    row.band.lanes[LANE].set_aside("a", throttled=True)
     assert row.band.head(set()) is other
-    row.band.lanes[OTHER].set_aside("b")
+    row.band.lanes[OTHER].set_aside("b", throttled=True)
     assert row.band.head(set()) is None
     assert row.band.aside() == {"a": 10.0, "b": 10.0}
 
@@ -97,7 +97,7 @@ def test_what_is_set_aside_is_not_ahead_of_others(row, many):
     told = row.band.ahead("new", LANE)
     for _ in range(50):
         row.join("held")
-    row.band.lanes[LANE].set_aside("held")
+    row.band.lanes[LANE].set_aside("held", throttled=True)
     assert row.band.ahead("new", LANE) == told == 10.0 * many
     assert row.band.ahead("held", LANE) >= 500.0
 
@@ -106,10 +106,10 @@ def test_a_new_flow_starts_beside_those_that_go_and_not_beside_one_set_aside(row
     row.join("held")
     row.join("other")
     row.band.fairness.charge("other", 1000.0)
-    row.band.lanes[LANE].set_aside("held")
+    row.band.lanes[LANE].set_aside("held", throttled=True)
     new = row.join("new")
     assert row.band.fairness.active["new"].counter >= 1000.0
-    row.band.lanes[LANE].set_aside("other")
+    row.band.lanes[LANE].set_aside("other", throttled=True)
     assert row.band.head(set()) is new
 
 

@@ -12,7 +12,7 @@ def flying(*sent, weights=None, now=0.0):
 
 
 def spare(headroom, flow, now, **waiting):
-    return headroom.spare(flow, 0, 0.0, lambda name: waiting.get(name, 0), now)
+    return headroom.kept(lambda name: waiting.get(name, 0), now).spare(flow, 0, 0.0)
 
 
 def test_a_single_flow_leaves_nothing_free():
@@ -106,9 +106,9 @@ def test_what_a_flow_held_of_late_counts_for_a_request_that_takes_it_beyond_its_
     """A group after the other would hold all places: between two of them its flow holds none."""
     headroom = flying(("groups", 64), ("other", 4))
     headroom.left("groups", 64, 20.0)
-    assert headroom.spare("groups", 0, 64, lambda _: 0, 20.1) == 4
-    assert headroom.spare("groups", 0, 1, lambda _: 0, 20.1) == 0
-    assert headroom.spare("groups", 0, 64, lambda _: 0, 90.0) == 0
+    assert headroom.kept(lambda _: 0, 20.1).spare("groups", 0, 64) == 4
+    assert headroom.kept(lambda _: 0, 20.1).spare("groups", 0, 1) == 0
+    assert headroom.kept(lambda _: 0, 90.0).spare("groups", 0, 64) == 0
 
 
 def test_a_flow_within_its_share_starves_for_some_seconds_after_a_refusal():
@@ -129,7 +129,7 @@ def test_every_flow_may_hold_the_least_however_many_there_are(least, kept):
     for flow in "bcdefghij":
         headroom.left(flow, 1, 100.0)
         headroom.asked(flow, 0, 1, 200.0)
-    assert headroom.spare("a", 0, 0, lambda _: 0, 200.0) == kept
+    assert headroom.kept(lambda _: 0, 200.0).spare("a", 0, 0) == kept
 
 
 def test_nothing_is_kept_for_a_less_urgent_band():
@@ -137,7 +137,7 @@ def test_nothing_is_kept_for_a_less_urgent_band():
     for flow, band in (("urgent", 0), ("alike", 1), ("batch", 2)):
         headroom.asked(flow, band, 10, 0.0)
         headroom.refused(flow, 0.0)
-    assert [headroom.spare("noisy", band, 0, lambda _: 0, 1.0) for band in (2, 1, 0)] == [30, 20, 10]
+    assert [headroom.kept(lambda _: 0, 1.0).spare("noisy", band, 0) for band in (2, 1, 0)] == [30, 20, 10]
     assert headroom.starves("noisy", 0, 1.0)
     assert not headroom.starves("noisy", -1, 1.0)
 

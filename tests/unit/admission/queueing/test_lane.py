@@ -90,12 +90,12 @@ def test_behind_the_head_they_stand_as_if_each_was_taken(row):
 def test_a_line_set_aside_is_left_out_until_it_is_restored(row):
     for flow in "abab":
         row.join(flow)
-    row.lane.set_aside("a")
+    row.lane.set_aside("a", throttled=True)
     assert [row.lane.head().arrival.request, *row.after_head(9)] == [2, 4]
     row.join("c")
     assert [row.lane.head().arrival.request, *row.after_head(9)] == [2, 5, 4]
     for flow in "bc":
-        row.lane.set_aside(flow)
+        row.lane.set_aside(flow, throttled=True)
     assert row.lane.head() is row.lane.rank() is None
     assert {name: queue.cost for name, queue in row.lane.aside.items()} == {"a": 20.0, "b": 20.0, "c": 10.0}
     row.lane.blocked = row.join("c")
@@ -107,7 +107,7 @@ def test_a_line_set_aside_is_left_out_until_it_is_restored(row):
 def test_a_refund_does_not_bring_back_a_line_set_aside(row):
     row.join("a")
     second = row.join("b")
-    row.lane.set_aside("a")
+    row.lane.set_aside("a", throttled=True)
     row.lane.refunded(row.flows["a"])
     assert row.lane.head() is second
 
