@@ -419,7 +419,7 @@ class Application:
             _log.info("prompts are counted here again", model=name, requests=requests)
 
         def refused(reason: str) -> None:
-            _log.warning("an endpoint gets no more token ids", model=name, reason=reason)
+            _log.warning("an endpoint gets no token ids", model=name, reason=reason)
 
         counter = ModelCounter(
             name,

@@ -2,6 +2,8 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from ipaddress import IPv6Address, IPv6Network
 from types import MappingProxyType
 
 import msgspec
@@ -13,6 +15,9 @@ _OBJECTIVE = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
 """llm-d's header for the class of a request, and the name it had before."""
 _FORMER = {b"x-llm-d-inference-fairness-id": b"x-gateway-inference-fairness-id"}
 """The name that a header had before."""
+
+_OWN = (IPv6Network("::1/128"), IPv6Network("fe80::/10"), IPv6Network("fc00::/7"))
+"""IPv6 networks that are not of the Internet."""
 
 
 class UnknownKeyError(Exception):
@@ -90,7 +95,7 @@ class Clients:
                 raise UnknownKeyError
             return client
         named = _first(scope, self._trusted) if self._trusted else None
-        flow = named.decode("latin-1")[:128] if named else peer(scope)
+        flow = network_of(named.decode("latin-1")[:128]) if named else peer(scope)
         band = self._objectives.get(_first(scope, _OBJECTIVE) or b"", 0) if self._objectives else 0
         return Client(flow, band)
 
@@ -101,9 +106,29 @@ def _first(scope: Scope, names: Iterable[bytes]) -> bytes | None:
 
 
 def peer(scope: Scope) -> str:
-    """The address a request comes from."""
+    """The address that a request comes from; of IPv6 the network."""
     address = scope.get("client")
-    return address[0] if address else "local"
+    return network_of(address[0]) if address else "local"
+
+
+@lru_cache(4096)
+def network_of(name: str) -> str:
+    """The /64 network of an IPv6 address: one client has all of it (RFC 4291, 2.5.1). Any other name as it is.
+
+    With each of its 2^64 addresses a client would be another flow. Addresses of one's own network stay as they are:
+    there each may be another client. One that stands for an IPv4 address becomes that.
+    """
+    if ":" not in name:
+        return name
+    try:
+        address = IPv6Address(name.partition("%")[0])
+    except ValueError:
+        return name
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    if any(address in network for network in _OWN):
+        return name
+    return str(IPv6Network((int(address) >> 64 << 64, 64)))
 
 
 def _digest(key: str) -> bytes:

@@ -31,7 +31,7 @@ from gateway.tokens.local_count import count_body
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.pool import CountingPool, WorkerDiedError
 from gateway.tokens.prefix import new_key
-from gateway.tokens.probes import MAX_MODEL_LEN, Count, ParityReport, Probe, UncountedError, compare, probes
+from gateway.tokens.probes import MAX_MODEL_LEN, ParityReport, Probe, Read, Reading, UncountedError, compare, probes
 from gateway.tokens.render import TokenizerChangedError, TokenizerSource, is_quick, loaded_from
 from gateway.tokens.work import WORK
 from gateway.wire.engine_kinds import VLLM, KvOut
@@ -145,6 +145,7 @@ class ModelCounter:
         self._on_drift = on_drift
         self._on_switch = on_switch
         self._on_return = on_return
+        self._on_refusal = on_refusal
         self._clock = clock
         self._tokenizers = tokenizers
         self._unavailable = _NO_TOKENIZER if source is None else tokenizers.unavailable(source)
@@ -210,10 +211,10 @@ class ModelCounter:
         if not self._compares(target):
             return None, True
 
-        async def by_engine(probe: Probe) -> int | None:
+        async def by_engine(probe: Probe) -> Reading | None:
             try:
                 work = WORK[target.kind.name](probe.api, probe.body, MAX_MODEL_LEN)
-                return sum(await self._engine.count_at(target, work, flow=_PROBING))
+                return await self._engine.read_at(target, work, flow=_PROBING)
             except InvalidRequestError:
                 return None
             except (RouteMissingError, NeedsEngineError):
@@ -223,7 +224,7 @@ class ModelCounter:
 
         excludes = await self._excludes_unused(made, by_engine, kinds)
 
-        async def here(probe: Probe) -> int | None:
+        async def here(probe: Probe) -> Reading | None:
             return await self._probe_here(probe, kinds, excludes_unused=excludes)
 
         report = replace(await compare(made, here, by_engine), excludes_unused=excludes)
@@ -234,12 +235,20 @@ class ModelCounter:
         self._trusts.clear()
         if report.differs and report != known:
             self._on_switch(_difference(target, report))
+        return report, await self._hands_over(target, report)
+
+    async def _hands_over(self, target: Target, report: ParityReport) -> bool:
+        """Find out whether an endpoint may get token ids; False if it did not answer, or cannot be asked just now."""
         if self._hand_over_from() is None or Feature.PROMPT in report.distrusted(Api.CHAT):
-            return report, True
+            return True
+        if report.other_ids:
+            self._on_refusal(_other_ids(target, report))
+        if report.other_ids or not report.same_ids:
+            return True
         ids = await self._probed_ids()
         if ids is None:
-            return report, False
-        return report, not ids or await self._hand_over.probe(target, ids)
+            return False
+        return not ids or await self._hand_over.probe(target, ids)
 
     async def recheck(self) -> None:
         """Probe the endpoints if counts drifted and a probe is due; what matches is counted here again.
@@ -490,7 +499,7 @@ class ModelCounter:
         counted = await self._do(flow, request.api, body, request.counted_bytes, estimate)
         return PromptCount(counted.prompts, Source.BOUND if at_most else Source.ESTIMATE, counted.kind)
 
-    async def _probe_here(self, probe: Probe, kinds: frozenset[str], *, excludes_unused: bool) -> int | None:
+    async def _probe_here(self, probe: Probe, kinds: frozenset[str], *, excludes_unused: bool) -> Reading | None:
         try:
             counted = await self._here(
                 _PROBING,
@@ -500,8 +509,10 @@ class ModelCounter:
                 size=len(probe.body),
                 kinds=kinds,
                 excludes_unused=excludes_unused,
+                ids_from=0 if probe.api is Api.CHAT else None,
             )
-            return sum(counted.prompts)
+            ids = msgspec.json.decode(counted.ids, type=tuple[int, ...]) if counted.ids else None
+            return Reading(sum(counted.prompts), ids)
         except InvalidRequestError:
             return None
         except (NeedsEngineError, NotCountableError):
@@ -520,7 +531,7 @@ class ModelCounter:
             return None
         return msgspec.json.decode(counted.ids, type=list[int])
 
-    async def _excludes_unused(self, made: tuple[Probe, ...], by_engine: Count, kinds: frozenset[str]) -> bool:
+    async def _excludes_unused(self, made: tuple[Probe, ...], by_engine: Read, kinds: frozenset[str]) -> bool:
         """Whether an engine leaves out tools that the model may not use."""
         probe = next(probe for probe in made if probe.feature is Feature.UNUSED_TOOLS)
         try:
@@ -528,7 +539,7 @@ class ModelCounter:
             left, kept = [await self._probe_here(probe, kinds, excludes_unused=excludes) for excludes in (True, False)]
         except UncountedError:
             return False
-        return there == left != kept
+        return there == left != kept  # a route that takes such a request lists no ids
 
     def _trust(self, api: Api) -> "_Trust":
         """What of an API's requests may be counted here."""
@@ -575,3 +586,12 @@ def _difference(target: Target, report: ParityReport) -> str:
     if Feature.PROMPT not in report.distrusted(Api.CHAT):
         return said
     return f"{said}; give kvgate the --tokenizer and the --chat-template that it was started with"
+
+
+def _other_ids(target: Target, report: ParityReport) -> str:
+    probes = ", ".join(f'"{name}"' for name in report.other_ids)
+    return (
+        f"{target.url} makes other tokens of the probes {probes}, though as many: it has another tokenizer or chat "
+        "template. If its model was changed, restart kvgate; else give it the --tokenizer and the --chat-template that "
+        "the engine was started with"
+    )

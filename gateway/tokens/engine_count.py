@@ -12,6 +12,7 @@ import msgspec
 from gateway.runtime.places import Places
 from gateway.tokens.count import CountUnavailableError, EngineUnreachedError
 from gateway.tokens.engine_work import CountedIn, EngineCall, EngineWork
+from gateway.tokens.probes import Reading
 from gateway.tokens.render import cut
 from gateway.wire.engine_kinds import VLLM, EngineKind, Meaning
 from gateway.wire.request import InvalidRequestError
@@ -84,6 +85,10 @@ _Tokens = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
 
 class _Listed(msgspec.Struct):
     tokens: msgspec.Raw
+
+
+class _Ids(msgspec.Struct):
+    tokens: tuple[int, ...]
 
 
 class _Entry(msgspec.Struct):
@@ -174,11 +179,7 @@ class EngineCounter:
 
         async def ask() -> None:
             for number, call in left:
-                await self._places.acquire(flow)
-                try:
-                    counts[number] = await self._ask(target, call)
-                finally:
-                    self._places.release(flow)
+                counts[number] = _READ[call.counted_in][0](await self._ask(target, call, flow))
 
         # Not one task per call: starting ten thousand would block the event loop.
         asking = [asyncio.ensure_future(ask()) for _ in calls[:_CONCURRENT_CALLS]]
@@ -188,6 +189,17 @@ class EngineCounter:
             while asking:  # a task in a variable, with its exception, would keep this frame until the next collection
                 asking.pop().cancel()
         return tuple(counts)
+
+    async def read_at(self, target: Target, work: EngineWork, *, flow: str) -> Reading:
+        """What one engine makes of a short request: also the ids of a single prompt, if listed. Raises as `count`."""
+        if len(work.prompts) != 1 or not isinstance(call := work.prompts[0], EngineCall):
+            return Reading(sum(await self.count_at(target, work, flow=flow)))
+        answer = await self._ask(target, call, flow)
+        try:
+            ids = msgspec.json.decode(answer, type=_Ids).tokens
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            ids = None
+        return Reading(_READ[call.counted_in][0](answer), ids)
 
     async def used(self, target: Target, body: bytes, patience: float) -> int:
         """Have an engine answer a chat request; return its `usage.prompt_tokens`. Raises as `count`.
@@ -200,9 +212,12 @@ class EngineCounter:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise CountUnavailableError("the engine's usage cannot be read") from None
 
-    async def _ask(self, target: Target, call: EngineCall) -> int:
-        read, most = _READ[call.counted_in]
-        return read(await self._answer(target, call.path, call.body, self._timeout(), most))
+    async def _ask(self, target: Target, call: EngineCall, flow: str) -> bytes:
+        await self._places.acquire(flow)
+        try:
+            return await self._answer(target, call.path, call.body, self._timeout(), _READ[call.counted_in][1])
+        finally:
+            self._places.release(flow)
 
     async def _answer(self, target: Target, path: str, body: bytes, silence: float, most: int = _LONG) -> bytes:
         longest = _LONGEST_CALL * silence

@@ -25,6 +25,16 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """What one side makes of a probe."""
+
+    tokens: int
+    """Of all its prompts."""
+    ids: tuple[int, ...] | None = None
+    """Those of its only prompt, where they are told."""
+
+
+@dataclass(frozen=True, slots=True)
 class Mismatch:
     """A probe with different counts here and at the engine; None stands for a refusal."""
 
@@ -43,6 +53,10 @@ class ParityReport:
     """APIs for which the engine has no counting route."""
     excludes_unused: bool = False
     """Whether the engine leaves out tools that the model may not use."""
+    same_ids: int = 0
+    """Number of probes with the same token ids on both sides."""
+    other_ids: tuple[str, ...] = ()
+    """Names of the probes with as many tokens on both sides, but other ones."""
 
     @property
     def equal(self) -> bool:
@@ -78,22 +92,23 @@ _DECIDING = {
     Api.RESPONSES: {Api.CHAT, Api.COMPLETIONS},
 }
 
-Count = Callable[[Probe], Awaitable[int | None]]
+Read = Callable[[Probe], Awaitable[Reading | None]]
 
 
 class UncountedError(Exception):
     """This side does not count the probe, so there is nothing to compare."""
 
 
-async def compare(probes: tuple[Probe, ...], local: Count, engine: Count) -> ParityReport:
+async def compare(probes: tuple[Probe, ...], local: Read, engine: Read) -> ParityReport:
     """Count every probe on both sides.
 
     Args:
         probes: what to count.
-        local: our count; None if we would refuse the request. May raise `UncountedError`.
+        local: our reading; None if we would refuse the request. May raise `UncountedError`.
         engine: the engine's, likewise.
     """
-    compared = 0
+    compared = same_ids = 0
+    other_ids: list[str] = []
     mismatches: list[Mismatch] = []
     unverified: set[Api] = set()
     for probe in probes:
@@ -107,9 +122,16 @@ async def compare(probes: tuple[Probe, ...], local: Count, engine: Count) -> Par
             unverified.add(probe.api)
             continue
         compared += 1
-        if ours != theirs:
-            mismatches.append(Mismatch(probe, ours, theirs))
-    return ParityReport(compared, tuple(mismatches), frozenset(unverified))
+        here, there = (None if side is None else side.tokens for side in (ours, theirs))
+        if here != there:
+            mismatches.append(Mismatch(probe, here, there))
+        elif ours is not None and theirs is not None and ours.ids is not None and theirs.ids is not None:
+            if ours.ids == theirs.ids:
+                same_ids += 1
+            else:
+                other_ids.append(probe.name)
+    told = frozenset(unverified)
+    return ParityReport(compared, tuple(mismatches), told, same_ids=same_ids, other_ids=tuple(other_ids))
 
 
 def probes(model: str) -> tuple[Probe, ...]:

@@ -25,6 +25,7 @@ from gateway.tokens.loading import Tokenizers
 from gateway.tokens.local_count import count_body
 from gateway.tokens.messages import NeedsEngineError, NotCountableError
 from gateway.tokens.pool import CountingPool
+from gateway.tokens.probes import Probe, probes
 from gateway.tokens.render import Renderer, TokenizerSource, cut
 from gateway.wire.request import Api, InvalidRequestError, parse
 from gateway.wire.stream import read_body
@@ -212,6 +213,34 @@ def test_the_ids_that_would_be_handed_over_are_the_engines(answers: Mapping[Cell
     assert compared >= 300
 
 
+@pytest.mark.usefixtures("renderers")
+def test_the_ids_that_the_counting_route_lists_of_the_probes_are_ours(
+    engine: str, templates: Mapping[str, str | None]
+) -> None:
+    """Where the counts are equal, other ids mean another tokenizer or template, and never another route."""
+    asked = [(name, probe) for name in templates for probe in probes(MODEL) if probe.api is Api.CHAT]
+    with httpx.Client(base_url=engine, timeout=600) as client, ThreadPoolExecutor(8) as pool:
+
+        def listed(of: tuple[str, Probe]) -> list[int] | None:
+            (call,) = engine_work(Api.CHAT, of[1].body, MAX_MODEL_LEN).prompts
+            assert isinstance(call, EngineCall)
+            answer = client.post(call.path, content=_with_template(call.body, templates[of[0]]), headers=JSON)
+            ids: list[int] | None = answer.json().get("tokens")
+            return ids
+
+        theirs = dict(zip(asked, pool.map(listed, asked), strict=True))
+    compared = 0
+    for (name, probe), there in theirs.items():
+        try:
+            counted = count_body(TokenizerSource(name), Api.CHAT, probe.body, MAX_MODEL_LEN, ids_from=0)
+        except (InvalidRequestError, NeedsEngineError, NotCountableError):
+            continue
+        if there is not None and counted.ids and counted.prompts == (len(there),):
+            assert json.loads(counted.ids) == there, (name, probe.name)
+            compared += 1
+    assert compared >= 500
+
+
 async def test_the_engine_takes_ids_in_place_of_the_messages(engine: str, model: Path) -> None:
     async with counter_of(engine, TokenizerSource(str(model)), hand_over_from=1) as (counter, target):
         await counter.verify(target)
@@ -309,6 +338,8 @@ async def test_an_engine_of_the_same_template_is_found_equal_and_counted_here(en
         assert report.unverified == frozenset()
         assert not report.excludes_unused
         assert report.compared >= 20
+        assert report.other_ids == ()
+        assert report.same_ids >= 15
         await _counts_what_is_served(engine, counter, Source.LOCAL)
 
 

@@ -23,6 +23,27 @@ def test_a_trusted_proxy_names_the_flow():
     assert len(clients.identify(scope((b"x-tenant", b"a" * 1000))).flow) == 128
 
 
+@pytest.mark.parametrize(
+    ("address", "flow"),
+    [
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::99", "2001:db8:1:2::/64"),
+        ("2001:db8:1:3::99", "2001:db8:1:3::/64"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("::1", "::1"),
+        ("fe80::1%eth0", "fe80::1%eth0"),
+        ("fd00::17", "fd00::17"),
+    ],
+)
+def test_a_client_is_one_flow_however_many_ipv6_addresses_it_has(address, flow):
+    assert Clients({}, None).identify(scope(peer=(address, 5, 0, 0))).flow == flow
+    assert Clients({}, "x-flow").identify(scope((b"x-flow", address.encode()))).flow == flow
+
+
+def test_a_name_with_a_colon_is_no_address():
+    assert Clients({}, "x-flow").identify(scope((b"x-flow", b"team:a"))).flow == "team:a"
+
+
 FAIRNESS = "x-llm-d-inference-fairness-id"
 
 

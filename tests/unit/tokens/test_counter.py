@@ -46,6 +46,9 @@ class Engine:
         self.excludes_unused = False
         self.parses_tools = True
         self.takes_ids: IdsField | None = None
+        self.shifted = 0
+        """How far its token ids are from ours: another vocabulary, with which every text has as many tokens."""
+        self.lists_ids = True
         self.listed = True
 
     def answer(self, request: httpx.Request) -> httpx.Response:
@@ -61,11 +64,15 @@ class Engine:
             if not self.parses_tools and fields.get("tools") and "tool_choice" not in fields:
                 return httpx.Response(400, json={"error": {"message": "no tool parser"}})
             return httpx.Response(200, json={"input_tokens": self._count(Api.MESSAGES, fields)})
+        api = Api.CHAT if "messages" in fields else Api.COMPLETIONS
         try:
-            count = self._count(Api.CHAT if "messages" in fields else Api.COMPLETIONS, fields)
+            count = self._count(api, fields)
         except InvalidRequestError as error:
             return httpx.Response(400, json={"error": {"message": error.message, "param": error.param}})
-        return httpx.Response(200, json={"count": count, "tokens": [0] * count})
+        body = json.dumps(fields).encode()
+        ours = count_body(self.source, api, body, FAR, ids_from=0).ids if self.lists_ids else b""
+        ids = [token + self.shifted for token in json.loads(ours)] if ours else None
+        return httpx.Response(200, json={"count": count, "tokens": ids})
 
     def _prompt(self, fields: dict[str, Any]) -> int:
         handed = {IdsField.OWN: fields, IdsField.TRANSFER: fields.get("kv_transfer_params", {})}
@@ -600,6 +607,35 @@ async def test_an_engine_that_ignores_the_fields_gets_no_ids(made: Any, tokenize
     assert counter.engine.asked.count("/v1/chat/completions") == len(IdsField)
     assert (await counter.count()).ids == b""
     assert counter.counter.ids_field("http://engine") is None
+
+
+async def test_an_engine_that_makes_other_tokens_of_a_prompt_gets_no_ids_though_it_makes_as_many(
+    handing: Counter,
+) -> None:
+    """Another checkpoint may have another system prompt of the same length, or one more special token in front."""
+    handing.engine.shifted = 1
+    handing.engine.asked.clear()
+    report = await handing.counter.verify(handing.engine.target)
+    assert report is not None
+    assert report.equal
+    assert handing.counter.ids_field("http://engine") is None
+    assert "/v1/chat/completions" not in handing.engine.asked
+    count = await handing.count()
+    assert (count.source, count.ids) == (Source.LOCAL, b"")
+    (refusal,) = handing.refusals
+    assert 'http://engine makes other tokens of the probes "user", "system", ' in refusal
+    handing.engine.shifted = 0
+    await handing.counter.verify(handing.engine.target)
+    assert (await handing.count()).ids != b""
+
+
+async def test_an_engine_that_lists_no_ids_gets_none(handing: Counter) -> None:
+    handing.engine.lists_ids = False
+    report = await handing.counter.verify(handing.engine.target)
+    assert report is not None
+    assert (report.same_ids, report.other_ids) == (0, ())
+    assert handing.counter.ids_field("http://engine") is None
+    assert handing.refusals == []
 
 
 async def test_nothing_is_probed_where_no_ids_are_wanted(ours: Counter) -> None:

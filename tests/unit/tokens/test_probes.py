@@ -3,19 +3,20 @@ import json
 import pytest
 
 from gateway.tokens.features import ALL, Feature
-from gateway.tokens.probes import ParityReport, Probe, UncountedError, compare, probes
+from gateway.tokens.probes import ParityReport, Probe, Reading, UncountedError, compare, probes
 from gateway.wire.request import Api
 
 
-async def length(probe: Probe) -> int | None:
-    return len(probe.body)
+async def length(probe: Probe) -> Reading | None:
+    return Reading(len(probe.body))
 
 
 async def compared(**engine: int | None) -> ParityReport:
     """All probes against an engine that differs in those named."""
 
-    async def there(probe: Probe) -> int | None:
-        return engine[probe.name] if probe.name in engine else len(probe.body)
+    async def there(probe: Probe) -> Reading | None:
+        tokens = engine.get(probe.name, len(probe.body))
+        return None if tokens is None else Reading(tokens)
 
     return await compare(probes("m"), length, there)
 
@@ -53,17 +54,17 @@ async def test_the_conversion_of_messages_speaks_for_that_api_only() -> None:
 
 
 async def test_a_refusal_on_both_sides_is_agreement() -> None:
-    async def refuse(_: Probe) -> int | None:
+    async def refuse(_: Probe) -> Reading | None:
         return None
 
     assert (await compare(probes("m"), refuse, refuse)).equal
 
 
 async def test_an_api_that_the_engine_does_not_count_is_not_trusted() -> None:
-    async def there(probe: Probe) -> int | None:
+    async def there(probe: Probe) -> Reading | None:
         if probe.api is Api.MESSAGES:
             raise UncountedError
-        return len(probe.body)
+        return Reading(len(probe.body))
 
     report = await compare(probes("m"), length, there)
     assert report.equal
@@ -72,10 +73,23 @@ async def test_an_api_that_the_engine_does_not_count_is_not_trusted() -> None:
 
 
 async def test_what_we_do_not_count_is_not_asked() -> None:
-    async def here(_: Probe) -> int | None:
+    async def here(_: Probe) -> Reading | None:
         raise UncountedError
 
-    async def there(_: Probe) -> int | None:
+    async def there(_: Probe) -> Reading | None:
         pytest.fail("asked")
 
     assert (await compare(probes("m"), here, there)).compared == 0
+
+
+async def test_as_many_tokens_of_another_kind_are_no_difference_in_the_count_but_are_named() -> None:
+    async def here(probe: Probe) -> Reading | None:
+        return Reading(2, (1, 2) if probe.api is Api.CHAT else None)
+
+    async def there(probe: Probe) -> Reading | None:
+        return Reading(2, (1, 3) if probe.name in ("user", "tools") else (1, 2))
+
+    report = await compare(probes("m"), here, there)
+    assert report.equal
+    assert report.other_ids == ("user", "tools")
+    assert report.same_ids == sum(probe.api is Api.CHAT for probe in probes("m")) - 2
