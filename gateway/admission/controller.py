@@ -454,7 +454,7 @@ class AdmissionController:
             had = service(request.size, generated) if generated or aborted else 0.0
             # Nobody knows when a whole answer had its first token: it pays its tokens.
             used = had if generated and not aborted and not request.arrival.streamed else max(had, flight.held(now))
-        self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
+        self._queue.settle(request, used, flight.owed)
         self._waits.drain_rate.completed(had or min(used, request.cost), now)
         if length:
             self._endpoints.generated(endpoint)
@@ -471,7 +471,7 @@ class AdmissionController:
         endpoint = flight.endpoint
         flight.release(None, now, aborted=False)
         used = min(flight.held(now), request.cost) if event.why is Back.FAILED else 0.0
-        self._queue.settle(request.arrival.flow, request.arrival.band, used - request.cost)
+        self._queue.settle(request, used, flight.owed)
         match event.why:
             case Back.BUSY:
                 endpoint.note_busy(now)
@@ -735,14 +735,14 @@ class AdmissionController:
 
     def _reserve(self, request: RequestRecord, endpoint: EndpointRecord, now: float) -> Reservation:
         """Reserve what a request needs on its endpoint, and charge its flow."""
-        self._queue.charge(request)
+        owed = self._queue.charge(request)
         flow, tokens = request.arrival.flow, endpoint.final_tokens(request)
         reservation = endpoint.reserve(request, now)
         self._tokens.sent(flow, request.arrival.band, tokens, now)
         self._places.sent(flow, request.arrival.band, request.sequences, now)
         if self._kv_shares.shares:
             self._kv_shares.sent(flow, endpoint.id, endpoint.capacity.block_size, reservation, tokens)
-        self._flights[request.arrival.request] = InFlight(endpoint, reservation, tokens)
+        self._flights[request.arrival.request] = InFlight(endpoint, reservation, tokens, owed)
         return reservation
 
     def _announce_wake(self, now: float) -> None:

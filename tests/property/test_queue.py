@@ -65,14 +65,15 @@ class Machine(RuleBasedStateMachine):
     def come_back(self, data, lane):
         both = self.gone.pop(data.draw(st.integers(0, len(self.gone) - 1)))
         for queue, request in zip(self.queues, both, strict=True):
-            queue.settle(request.arrival.flow, request.arrival.band, -request.cost)
+            queue.settle(request, 0.0, 0.0)
             queue.push(request, lane)
         self.waiting[both[0].arrival.request] = both
 
     @rule(flow=st.sampled_from(FLOWS), band=st.integers(0, 2), delta=st.integers(-60, 60))
     def settle(self, flow, band, delta):
         for queue in self.queues:
-            queue.settle(flow, band, delta)
+            if band in queue._bands:
+                queue._bands[band].settle(flow, delta)
 
     @rule(
         room=st.integers(0, 12),
@@ -247,7 +248,7 @@ def test_what_was_really_used_is_shared_fairly(data, flows, in_flight):
         if len(flying) > in_flight:
             ended = flying.pop(0)
             used[ended.arrival.flow] += ended.cost * factor[ended.arrival.flow]
-            crowd.queue.settle(ended.arrival.flow, 0, ended.cost * (factor[ended.arrival.flow] - 1))
+            crowd.queue.settle(ended, ended.cost * factor[ended.arrival.flow], 0.0)
     assert max(used.values()) - min(used.values()) <= 2 * 80 * (in_flight + 1)
 
 
@@ -291,7 +292,7 @@ def test_nobody_starves(data, band, debt, size, depth):
     crowd = Crowd(max_passes=2)
     crowd.queue.push(waiting(10**6, flow="other", band=band, cost=1), LANE)
     victim = crowd.join(flow="victim", band=band, cost=20, size=size)
-    crowd.queue.settle("victim", band, debt)
+    crowd.queue._bands[band].settle("victim", debt)
     given_to_others = 0.0
     flows = depth + 3
     in_band = (debt + 2 * 40) * flows + 4 * 40 * flows

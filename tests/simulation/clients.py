@@ -48,6 +48,7 @@ class Client:
     retries: float = inf
     flow: str = ""
     begins: float = 0.0
+    band: int = 0
     draw: Callable[[Random], tuple[int, int]] = lambda random: (random.randint(100, 200), random.randint(100, 300))
     limit: int = 600
     known: bool = True
@@ -131,7 +132,10 @@ class Crowd:
             prompt, output = client.lengths
             job = engine.job(number, Request(now, prompt, output, client.limit))
             self.jobs[number] = (client, job)
-            self.tell(Arrived(number, Demand((prompt,), client.limit), flow=client.flow, key=client.key), now)
+            self.tell(
+                Arrived(number, Demand((prompt,), client.limit), band=client.band, flow=client.flow, key=client.key),
+                now,
+            )
         if self.wake_at <= now:
             self.wake_at = inf
             self.tell(Tick(), now)

@@ -2,8 +2,6 @@
 
 from random import Random
 
-import pytest
-
 from gateway.admission.policy import Policy
 from gateway.simulation.contenders import kvgate, oracle
 from gateway.simulation.machine import Machine, StepTime
@@ -38,11 +36,14 @@ def goodput(result: Result) -> int:
     return sum(job.output for job in ended if Slo().met(job))
 
 
-@pytest.mark.parametrize("seed", [11, 12, 13])
-def test_a_cold_start_under_overload_preempts_next_to_nothing_and_wastes_little(seed):
-    offered = workload(seed)
-    result = simulate(offered, MACHINE, kvgate(Policy()))
-    dispatched = [job for job in result.jobs if job.dispatched_at is not None]
-    first = sorted(dispatched, key=lambda job: job.dispatched_at)[:FIRST]
-    assert sum(1 for job in first if job.preemptions) <= 2
-    assert goodput(result) >= 0.85 * goodput(simulate(offered, MACHINE, oracle(Slo().ttft)))
+def test_a_cold_start_under_overload_preempts_next_to_nothing_and_wastes_little():
+    served = possible = 0
+    for seed in (11, 12, 13, 14):
+        offered = workload(seed)
+        result = simulate(offered, MACHINE, kvgate(Policy()))
+        dispatched = [job for job in result.jobs if job.dispatched_at is not None]
+        first = sorted(dispatched, key=lambda job: job.dispatched_at)[:FIRST]
+        assert sum(1 for job in first if job.preemptions) <= 2, seed
+        served += goodput(result)
+        possible += goodput(simulate(offered, MACHINE, oracle(Slo().ttft)))
+    assert served >= 0.85 * possible

@@ -10,13 +10,15 @@ from gateway.admission.tuning import TUNING
 class InFlight:
     """The endpoint and the reservation of one request in flight."""
 
-    __slots__ = ("_done_by", "_made", "endpoint", "reservation", "tokens")
+    __slots__ = ("_done_by", "_made", "endpoint", "owed", "reservation", "tokens")
 
-    def __init__(self, endpoint: EndpointRecord, reservation: Reservation, tokens: float) -> None:
+    def __init__(self, endpoint: EndpointRecord, reservation: Reservation, tokens: float, owed: float) -> None:
         self.endpoint = endpoint
         self.reservation = reservation
         self.tokens = tokens
         """Expected tokens at its end."""
+        self.owed = owed
+        """The part of its cost that its band was owed as it was dispatched (`band_share`)."""
         self._made: int | None = None
         """Output tokens when it was let go, by the clock; None if it was not."""
         self._done_by = inf

@@ -13,7 +13,6 @@ LaneKey = tuple[int, frozenset[EndpointId], int | None, EndpointId | None]
 """What decides where a request can go: the least `longest_prompt` that serves it, the endpoints to avoid, its front if
 that cannot reach all endpoints, and the holder of what it goes on with."""
 _NOWHERE: frozenset[EndpointId] = frozenset()
-MEDIAN = 0.5
 
 
 def service(prompt_tokens: int, generated: int) -> float:
@@ -118,7 +117,8 @@ class RequestRecord:
 
     def estimate_cost(self, predictor: Predictor) -> None:
         """Set its cost as it enters the queue."""
-        self.cost = service(self.size, self._predicted(predictor, MEDIAN) * self.sequences)
+        length = predictor.mean(self.kind, max(1, self.arrival.demand.max_tokens))
+        self.cost = service(self.size, round(length * self.sequences))
         self._quantile = None
 
     def expected_length(self, predictor: Predictor, quantile: float) -> int:

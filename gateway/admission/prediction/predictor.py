@@ -12,6 +12,8 @@ KINDS = 2048
 """Most kinds remembered; the least recently used is dropped."""
 TOLD = 64
 """Most kinds handed to another core."""
+_EVENLY = tuple([(number + 0.5) / 16 for number in range(16)])
+"""Quantiles whose lengths average to the mean."""
 
 Likeness = tuple[str, int, int, bool, bool]
 """Key of a kind: flow, class of prompt length, class of `max_tokens`, tools, streamed."""
@@ -158,6 +160,11 @@ class Predictor:
             ordered, quantiles = self._guess, [TUNING.prior_quantile] * len(quantiles)
         lengths = conditional_quantiles(ordered, quantiles, float(generated))  # as the known lengths are
         return [max_tokens if length >= max_tokens else int(length) for length in lengths]
+
+    def mean(self, kind: Kind, max_tokens: int) -> float:
+        """Mean predicted length of a sequence of this kind, tokens."""
+        lengths = self.predict(kind, _EVENLY, 0, max_tokens)
+        return sum(lengths) / len(lengths)
 
     def longest(self, kind: Kind, max_tokens: int) -> int:
         """Tokens that hardly a sequence of this kind exceeds; `max_tokens` while too few lengths are known."""

@@ -7,8 +7,9 @@ class BandShare:
     """The service that a band is owed by its reserved share.
 
     It is owed its share of all service since a request began to wait in it, less the service given to it since. Service
-    beyond its share is not held against it. When the debt covers the cost of its head, the band goes first. Of several
-    such bands, the one longest without service goes first, so none starves if more is reserved than there is.
+    beyond its share is not held against it, but for what a request took that went as it was owed, beyond what it was
+    expected to take. When the debt covers the cost of its head, the band goes first. Of several such bands, the one
+    longest without service goes first, so none starves if more is reserved than there is.
     """
 
     __slots__ = ("_paid_to", "share", "since")
@@ -26,12 +27,19 @@ class BandShare:
 
     def begin(self, served: float) -> None:
         """Begin to wait, at this total service of the pool: nothing is owed from before."""
-        self._paid_to = self.since = served
-
-    def given(self, tokens: float, served: float) -> None:
-        """Note service to the band, and the total service of the pool with it."""
-        self._paid_to = min(self._paid_to + tokens / self.share, served)
+        self._paid_to = max(self._paid_to, served)
         self.since = served
+
+    def given(self, tokens: float, served: float) -> float:
+        """Note service to the band, and the total service of the pool with it. Returns the part that it was owed."""
+        before = self._paid_to
+        self._paid_to = max(before, min(before + tokens / self.share, served))
+        self.since = served
+        return (self._paid_to - before) * self.share / tokens if tokens else 0.0
+
+    def settle(self, tokens: float, served: float, most: float) -> None:
+        """Note that what went as it was owed took so much more, or less. At most `most` tokens are paid ahead."""
+        self._paid_to = min(self._paid_to + tokens / self.share, max(self._paid_to, served + most / self.share))
 
     def due(self, cost: float, served: float, largest: float) -> float:
         """Total service of the pool at which the band is owed the cost of its head.

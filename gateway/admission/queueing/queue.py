@@ -265,21 +265,29 @@ class Queue:
             self._rest(self._new_band(number))
         else:
             self._idle.move_to_end(number)
+        self._bands[number].share.begin(self._served)
 
-    def charge(self, request: RequestRecord) -> None:
-        """Charge the flow and the band of a dispatched request, before or after its removal."""
+    def charge(self, request: RequestRecord) -> float:
+        """Charge the flow and the band of a dispatched request, before or after its removal.
+
+        Returns the part of its cost that the band was owed.
+        """
         band = self._bands.get(request.arrival.band)
         cost = request.cost
         self._served += cost
-        if band is not None:
-            band.fairness.charge(request.arrival.flow, cost)
-            band.share.given(cost, self._served)
+        if band is None:
+            return 0.0
+        band.fairness.charge(request.arrival.flow, cost)
+        return band.share.given(cost, self._served)
 
-    def settle(self, flow: str, band: int, delta: float) -> None:
-        """Charge a flow for service used beyond what it was charged, in tokens; refund it if `delta` is negative."""
-        known = self._bands.get(band)
-        if known is not None:
-            known.settle(flow, delta)
+    def settle(self, request: RequestRecord, used: float, owed: float) -> None:
+        """Charge the flow and the band for service used beyond the cost of a request, tokens, or refund them."""
+        more = used - request.cost
+        self._served += more
+        band = self._bands.get(request.arrival.band)
+        if band is not None:
+            band.settle(request.arrival.flow, more)
+            band.share.settle(more * owed, self._served, used)
 
     def debts(self) -> Iterator[tuple[int, str, float]]:
         """How far flows are ahead in their bands, see `Fairness.debts`."""

@@ -286,8 +286,9 @@ class TestWhatIsKeptIsNotForALessUrgentBand:
     def places(self, play, **settings):
         p = play(**settings) >> up("a", seqs=16) >> arrived(90, flow="light") << Dispatch(90, "a")
         for request in range(15):
-            p >> arrived(request, flow="heavy") << Dispatch(request, "a")
-        return p >> at(20.0) >> done(90, tokens=5) >> arrived(15, flow="heavy") << nothing
+            p >> costs_100(request, flow="heavy") << Dispatch(request, "a")
+        p >> progress(**{f"r{request}": 1 for request in range(15)})
+        return p >> at(20.0) >> done(90, tokens=5) >> costs_100(15, flow="heavy") << nothing
 
     def room(self, play):
         p = play() >> up("a", blocks=100)
@@ -313,7 +314,7 @@ class TestWhatIsKeptIsNotForALessUrgentBand:
     def test_what_is_owed_to_its_band_it_gets(self, play):
         p = self.places(play, bands={5: Band(reserved=0.25)})
         for request in range(100, 140):
-            p >> arrived(request, flow="heavy") >> arrived(request + 100, flow="less urgent", band=5) << nothing
+            p >> costs_100(request, flow="heavy") >> costs_100(request + 100, flow="less urgent", band=5) << nothing
         running, sent = list(range(15)), []
         while len(sent) < 40:
             p >> done(running.pop(0), tokens=45)

@@ -25,6 +25,9 @@ class Taught:
         for length in lengths:
             self.predictor.learn(self.predictor.kind(arrival(limit=limit, **arriving)), length, limit)
 
+    def mean(self, limit=2000):
+        return self.predictor.mean(self.predictor.kind(arrival(limit=limit)), limit)
+
     def predict(self, quantile, generated=0, limit=2000, **arriving):
         kind = self.predictor.kind(arrival(limit=limit, **arriving))
         return self.predictor.predict(kind, [quantile], generated, limit)[0]
@@ -38,6 +41,13 @@ def test_it_learns_the_quantile():
     taught = Taught(*range(1, 101))
     assert taught.predict(0.5) == pytest.approx(50, abs=2)
     assert taught.predict(0.9) == pytest.approx(90, abs=2)
+
+
+def test_the_mean_of_mostly_short_and_some_long_lengths_is_between_them():
+    taught = Taught(*[5] * 55, *[1500] * 45)
+    assert taught.mean() == pytest.approx(0.55 * 5 + 0.45 * 1500, rel=0.1)
+    assert taught.mean(limit=1200) == pytest.approx(0.55 * 5 + 0.45 * 1200, rel=0.1)
+    assert Taught().mean() == Taught().predict(0.5)
 
 
 def test_the_longest_is_the_limit_until_enough_is_known_of_the_kind():

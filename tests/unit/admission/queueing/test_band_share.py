@@ -27,6 +27,36 @@ def test_service_beyond_its_share_is_not_held_against_a_band():
     assert share.due(100.0, 5000.0, 100.0) == 5400.0
 
 
+def test_a_band_that_was_owed_its_service_pays_for_what_it_took_beyond():
+    share = BandShare(0.25)
+    share.begin(0.0)
+    assert share.given(100.0, 400.0) == 1.0
+    share.settle(50.0, 400.0, 150.0)
+    assert share.due(100.0, 400.0, 100.0) == 1000.0
+    share.settle(-50.0, 400.0, 50.0)
+    assert share.due(100.0, 400.0, 100.0) == 800.0
+
+
+def test_of_what_it_got_beyond_its_share_it_was_owed_a_part():
+    share = BandShare(0.25)
+    share.begin(0.0)
+    assert share.given(100.0, 100.0) == 0.25
+    assert share.given(100.0, 100.0) == 0.0
+    assert share.given(0.0, 100.0) == 0.0
+
+
+def test_it_pays_for_no_more_than_one_such_request_ahead_and_does_not_forget_it():
+    share = BandShare(0.25)
+    share.begin(0.0)
+    share.given(100.0, 400.0)
+    for _ in range(10):
+        share.settle(900.0, 400.0, 1000.0)
+    assert share.due(100.0, 400.0, 100.0) == 400.0 + 4000.0 + 400.0
+    share.begin(800.0)
+    assert share.given(100.0, 800.0) == 0.0
+    assert share.due(100.0, 800.0, 100.0) == 400.0 + 4000.0 + 400.0
+
+
 def test_what_is_owed_is_bounded():
     share = BandShare(0.5)
     share.begin(0.0)

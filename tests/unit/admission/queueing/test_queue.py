@@ -25,7 +25,7 @@ class Row:
 
     def come_back(self, name, lane=0):
         request = self.requests[name]
-        self.queue.settle(request.arrival.flow, request.arrival.band, -request.cost)
+        self.queue.settle(request, 0.0, 0.0)
         self.queue.push(request, (lane, frozenset(), None, None))
 
     def asked(self, answers=lambda request: CLOSED):
@@ -188,7 +188,7 @@ def test_what_was_really_used_counts(row):
     for name in range(10):
         row.join(name, flow="modest" if name % 2 else "greedy", cost=10.0)
     row.go(2)
-    row.queue.settle("greedy", 0, +20.0)
+    row.queue.settle(row.requests[0], 30.0, 0.0)
     assert row.go(3) == [3, 5, 2]
 
 
@@ -196,7 +196,7 @@ def test_a_refund_brings_a_flow_forward(row):
     for name in range(8):
         row.join(name, flow=f"f{name % 4}", cost=10.0)
     row.go(4)
-    row.queue.settle("f3", 0, -5.0)
+    row.queue.settle(row.requests[3], 5.0, 0.0)
     assert row.drain() == [7, 4, 5, 6]
 
 
@@ -261,7 +261,7 @@ def test_bands_without_anybody_are_forgotten_in_the_end(row):
         row.go(1)
     assert len(row.queue._bands) <= MAX_IDLE_BANDS
     row.queue.charge(row.requests[0])  # late, of a band that is forgotten
-    row.queue.settle("", 0, 5.0)
+    row.queue.settle(row.requests[0], 5.0, 0.0)
     assert row.queue.ahead(0, "").same == 0
 
 
@@ -595,12 +595,12 @@ def test_departures_leave_no_memory_behind(row):
 
 def test_who_comes_and_goes_leaves_no_memory_behind(row):
     row.join(1, flow="a")
-    row.join(2, flow="b")
+    other = row.join(2, flow="b")
     for _ in range(5000):
         row.asked(takes(1))
         row.come_back(1)
-        row.queue.settle("b", 0, -1.0)
-        row.queue.settle("b", 0, +1.0)
+        row.queue.settle(other, other.cost - 1.0, 0.0)
+        row.queue.settle(other, other.cost + 1.0, 0.0)
     (lane,), deadlines = heaps(row)
     assert lane < 200
     assert deadlines < 200
