@@ -7,9 +7,9 @@ class BandShare:
     """The service that a band is owed by its reserved share.
 
     It is owed its share of all service since a request began to wait in it, less the service given to it since. Service
-    beyond its share is not held against it, but for what a request took that went as it was owed, beyond what it was
-    expected to take. When the debt covers the cost of its head, the band goes first. Of several such bands, the one
-    longest without service goes first, so none starves if more is reserved than there is.
+    beyond its share is not held against it. But a request that goes because the band is owed that service may take more
+    than expected, and the band pays for that, too. A band that is owed the cost of its head goes first. Of several such
+    bands, the one longest without service goes first, so none starves if more is reserved than there is.
     """
 
     __slots__ = ("_paid_to", "share", "since")
@@ -38,7 +38,7 @@ class BandShare:
         return (self._paid_to - before) * self.share / tokens if tokens else 0.0
 
     def settle(self, tokens: float, served: float, most: float) -> None:
-        """Note that what went as it was owed took so much more, or less. At most `most` tokens are paid ahead."""
+        """Note that what it was owed took so much more, or less. It pays for `most` tokens ahead at most."""
         self._paid_to = min(self._paid_to + tokens / self.share, max(self._paid_to, served + most / self.share))
 
     def due(self, cost: float, served: float, largest: float) -> float:
