@@ -454,7 +454,7 @@ class AdmissionController:
             had = service(request.size, generated) if generated or aborted else 0.0
             # Nobody knows when a whole answer had its first token: it pays its tokens.
             used = had if generated and not aborted and not request.arrival.streamed else max(had, flight.held(now))
-        self._queue.settle(request, used, flight.owed)
+        self._settle(request, flight, used, now)
         self._waits.drain_rate.completed(had or min(used, request.cost), now)
         if length:
             self._endpoints.generated(endpoint)
@@ -471,7 +471,7 @@ class AdmissionController:
         endpoint = flight.endpoint
         flight.release(None, now, aborted=False)
         used = min(flight.held(now), request.cost) if event.why is Back.FAILED else 0.0
-        self._queue.settle(request, used, flight.owed)
+        self._settle(request, flight, used, now)
         match event.why:
             case Back.BUSY:
                 endpoint.note_busy(now)
@@ -744,6 +744,11 @@ class AdmissionController:
             self._kv_shares.sent(flow, endpoint.id, endpoint.capacity.block_size, reservation, tokens)
         self._flights[request.arrival.request] = InFlight(endpoint, reservation, tokens, owed)
         return reservation
+
+    def _settle(self, request: RequestRecord, flight: InFlight, used: float, now: float) -> None:
+        """Charge for what a request used. Its band waits no longer for what was beyond its cost than a request may."""
+        rate = self._waits.drain_rate.rate(now)
+        self._queue.settle(request, used, flight.owed, inf if rate is None else rate * self._pool.policy.ttl)
 
     def _announce_wake(self, now: float) -> None:
         """Ask for a `Tick` at the next time at which time alone changes something, unless one is due earlier."""

@@ -16,8 +16,8 @@ _OBJECTIVE = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
 _FORMER = {b"x-llm-d-inference-fairness-id": b"x-gateway-inference-fairness-id"}
 """The name that a header had before."""
 
-_OWN = (IPv6Network("::1/128"), IPv6Network("fe80::/10"), IPv6Network("fc00::/7"))
-"""IPv6 networks that are not of the Internet."""
+_APART = tuple(map(IPv6Network, ("::1/128", "fe80::/10", "fc00::/7", "64:ff9b::/96")))
+"""IPv6 networks in which each address may be another client: one's own, and that of translated IPv4 (RFC 6052)."""
 
 
 class UnknownKeyError(Exception):
@@ -115,8 +115,8 @@ def peer(scope: Scope) -> str:
 def network_of(name: str) -> str:
     """The /64 network of an IPv6 address: one client has all of it (RFC 4291, 2.5.1). Any other name as it is.
 
-    With each of its 2^64 addresses a client would be another flow. Addresses of one's own network stay as they are:
-    there each may be another client. One that stands for an IPv4 address becomes that.
+    With each of its 2^64 addresses a client would be another flow. Addresses of `_APART` stay as they are, and one that
+    stands for an IPv4 address becomes that.
     """
     if ":" not in name:
         return name
@@ -126,7 +126,7 @@ def network_of(name: str) -> str:
         return name
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
-    if any(address in network for network in _OWN):
+    if any(address in network for network in _APART):
         return name
     return str(IPv6Network((int(address) >> 64 << 64, 64)))
 

@@ -1,6 +1,7 @@
 """What holds of the queue whatever happens, in whatever order; costs are tokens of service."""
 
 from collections import defaultdict
+from math import inf
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,11 @@ WEIGHTS = {"a": 2.0, "b": 0.5}
 BANDS = {1: Band(reserved=0.25)}
 MAX_PASSES = 3
 COSTS = st.integers(1, 40)
+
+
+def ended(queue, request):
+    """It goes, and has taken what was expected."""
+    queue.settle(request, request.cost, queue.charge(request), inf)
 
 
 class Machine(RuleBasedStateMachine):
@@ -65,7 +71,7 @@ class Machine(RuleBasedStateMachine):
     def come_back(self, data, lane):
         both = self.gone.pop(data.draw(st.integers(0, len(self.gone) - 1)))
         for queue, request in zip(self.queues, both, strict=True):
-            queue.settle(request, 0.0, 0.0)
+            queue.settle(request, 0.0, 0.0, inf)
             queue.push(request, lane)
         self.waiting[both[0].arrival.request] = both
 
@@ -119,10 +125,10 @@ class Machine(RuleBasedStateMachine):
             if answer is OfferResult.TAKEN:
                 room -= request.size
                 if charged_first:
-                    queue.charge(request)
+                    ended(queue, request)
                 queue.remove(request)
                 if not charged_first:
-                    queue.charge(request)
+                    ended(queue, request)
             return answer
 
         queue.offer(accept)
@@ -186,7 +192,7 @@ def go(queue, count=1):
         if len(went) == count:
             return OfferResult.CLOSED
         queue.remove(request)
-        queue.charge(request)
+        ended(queue, request)
         went.append(request)
         return OfferResult.TAKEN
 
@@ -246,9 +252,9 @@ def test_what_was_really_used_is_shared_fairly(data, flows, in_flight):
         flying.append(request)
         crowd.join(flow=request.arrival.flow, cost=data.draw(COSTS))
         if len(flying) > in_flight:
-            ended = flying.pop(0)
-            used[ended.arrival.flow] += ended.cost * factor[ended.arrival.flow]
-            crowd.queue.settle(ended, ended.cost * factor[ended.arrival.flow], 0.0)
+            first = flying.pop(0)
+            used[first.arrival.flow] += first.cost * factor[first.arrival.flow]
+            crowd.queue.settle(first, first.cost * factor[first.arrival.flow], 0.0, inf)
     assert max(used.values()) - min(used.values()) <= 2 * 80 * (in_flight + 1)
 
 

@@ -38,8 +38,8 @@ class BandShare:
         return (self._paid_to - before) * self.share / tokens if tokens else 0.0
 
     def settle(self, tokens: float, served: float, most: float) -> None:
-        """Note that what it was owed took so much more, or less. It pays for `most` tokens ahead at most."""
-        self._paid_to = min(self._paid_to + tokens / self.share, max(self._paid_to, served + most / self.share))
+        """Note that what it was owed took so much more, or less. It waits for that until `most` more was served."""
+        self._paid_to = min(self._paid_to + tokens / self.share, max(self._paid_to, served + most))
 
     def due(self, cost: float, served: float, largest: float) -> float:
         """Total service of the pool at which the band is owed the cost of its head.

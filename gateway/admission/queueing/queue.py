@@ -98,6 +98,7 @@ class Queue:
         self._arrivals: list[Entry] = []
         self._tickets = 0
         self._served = 0.0
+        """Service of all requests that have ended, tokens."""
         self._largest = 0.0
         """Upper bound of the cost of all waiting requests."""
         self.depth = 0
@@ -273,21 +274,22 @@ class Queue:
         Returns the part of its cost that the band was owed.
         """
         band = self._bands.get(request.arrival.band)
-        cost = request.cost
-        self._served += cost
         if band is None:
             return 0.0
-        band.fairness.charge(request.arrival.flow, cost)
-        return band.share.given(cost, self._served)
+        band.fairness.charge(request.arrival.flow, request.cost)
+        return band.share.given(request.cost, self._served)
 
-    def settle(self, request: RequestRecord, used: float, owed: float) -> None:
-        """Charge the flow and the band for service used beyond the cost of a request, tokens, or refund them."""
+    def settle(self, request: RequestRecord, used: float, owed: float, most: float) -> None:
+        """Charge the flow and the band for service used beyond the cost of a request, tokens, or refund them.
+
+        `owed`: as `charge` returned it. `most`: service of the pool for which the band may wait for that at most.
+        """
         more = used - request.cost
-        self._served += more
+        self._served += used
         band = self._bands.get(request.arrival.band)
         if band is not None:
             band.settle(request.arrival.flow, more)
-            band.share.settle(more * owed, self._served, used)
+            band.share.settle(more * owed, self._served, min(used / band.share.share, most))
 
     def debts(self) -> Iterator[tuple[int, str, float]]:
         """How far flows are ahead in their bands, see `Fairness.debts`."""

@@ -33,6 +33,7 @@ def test_a_trusted_proxy_names_the_flow():
         ("::1", "::1"),
         ("fe80::1%eth0", "fe80::1%eth0"),
         ("fd00::17", "fd00::17"),
+        ("64:ff9b::c000:201", "64:ff9b::c000:201"),
     ],
 )
 def test_a_client_is_one_flow_however_many_ipv6_addresses_it_has(address, flow):

@@ -31,9 +31,9 @@ def test_a_band_that_was_owed_its_service_pays_for_what_it_took_beyond():
     share = BandShare(0.25)
     share.begin(0.0)
     assert share.given(100.0, 400.0) == 1.0
-    share.settle(50.0, 400.0, 150.0)
+    share.settle(50.0, 400.0, 600.0)
     assert share.due(100.0, 400.0, 100.0) == 1000.0
-    share.settle(-50.0, 400.0, 50.0)
+    share.settle(-50.0, 400.0, 200.0)
     assert share.due(100.0, 400.0, 100.0) == 800.0
 
 
@@ -45,12 +45,12 @@ def test_of_what_it_got_beyond_its_share_it_was_owed_a_part():
     assert share.given(0.0, 100.0) == 0.0
 
 
-def test_it_pays_for_no_more_than_one_such_request_ahead_and_does_not_forget_it():
+def test_it_waits_for_that_no_longer_than_it_must_and_does_not_forget_it():
     share = BandShare(0.25)
     share.begin(0.0)
     share.given(100.0, 400.0)
     for _ in range(10):
-        share.settle(900.0, 400.0, 1000.0)
+        share.settle(900.0, 400.0, 4000.0)
     assert share.due(100.0, 400.0, 100.0) == 400.0 + 4000.0 + 400.0
     share.begin(800.0)
     assert share.given(100.0, 800.0) == 0.0

@@ -1,3 +1,5 @@
+from math import inf
+
 import pytest
 
 from gateway.admission.policy import Band
@@ -25,7 +27,7 @@ class Row:
 
     def come_back(self, name, lane=0):
         request = self.requests[name]
-        self.queue.settle(request, 0.0, 0.0)
+        self.queue.settle(request, 0.0, 0.0, inf)
         self.queue.push(request, (lane, frozenset(), None, None))
 
     def asked(self, answers=lambda request: CLOSED):
@@ -37,7 +39,7 @@ class Row:
             answer = answers(request)
             if answer is TAKEN:
                 self.queue.remove(request)
-                self.queue.charge(request)
+                self.queue.settle(request, request.cost, self.queue.charge(request), inf)  # it ends at once
             return answer
 
         self.queue.offer(accept)
@@ -188,7 +190,7 @@ def test_what_was_really_used_counts(row):
     for name in range(10):
         row.join(name, flow="modest" if name % 2 else "greedy", cost=10.0)
     row.go(2)
-    row.queue.settle(row.requests[0], 30.0, 0.0)
+    row.queue.settle(row.requests[0], 30.0, 0.0, inf)
     assert row.go(3) == [3, 5, 2]
 
 
@@ -196,7 +198,7 @@ def test_a_refund_brings_a_flow_forward(row):
     for name in range(8):
         row.join(name, flow=f"f{name % 4}", cost=10.0)
     row.go(4)
-    row.queue.settle(row.requests[3], 5.0, 0.0)
+    row.queue.settle(row.requests[3], 5.0, 0.0, inf)
     assert row.drain() == [7, 4, 5, 6]
 
 
@@ -255,13 +257,28 @@ def test_of_more_than_there_is_each_band_gets_a_part(shares):
     assert all(went[50:].count(band) >= 5 for band in (1, 2, 3))
 
 
+@pytest.mark.parametrize("used", [0.0, 5000.0])
+def test_a_band_is_owed_its_share_of_what_requests_took_not_of_what_was_expected(used):
+    """It begins to wait while a large request is in flight, which leaves early."""
+    row = Row(bands={1: Band(reserved=0.5)})
+    large = row.join(0, cost=5000.0)
+    row.leave(0)
+    owed = row.queue.charge(large)
+    for number in range(1, 21):
+        row.join(number, cost=10.0)
+        row.join(100 + number, band=1, cost=10.0)
+    row.queue.settle(large, used, owed, inf)
+    went = row.go(20)
+    assert sum(name > 100 for name in went) == (13 if used else 9)
+
+
 def test_bands_without_anybody_are_forgotten_in_the_end(row):
     for band in range(3 * MAX_IDLE_BANDS):
         row.join(band, band=band)
         row.go(1)
     assert len(row.queue._bands) <= MAX_IDLE_BANDS
     row.queue.charge(row.requests[0])  # late, of a band that is forgotten
-    row.queue.settle(row.requests[0], 5.0, 0.0)
+    row.queue.settle(row.requests[0], 5.0, 0.0, inf)
     assert row.queue.ahead(0, "").same == 0
 
 
@@ -599,8 +616,8 @@ def test_who_comes_and_goes_leaves_no_memory_behind(row):
     for _ in range(5000):
         row.asked(takes(1))
         row.come_back(1)
-        row.queue.settle(other, other.cost - 1.0, 0.0)
-        row.queue.settle(other, other.cost + 1.0, 0.0)
+        row.queue.settle(other, other.cost - 1.0, 0.0, inf)
+        row.queue.settle(other, other.cost + 1.0, 0.0, inf)
     (lane,), deadlines = heaps(row)
     assert lane < 200
     assert deadlines < 200
