@@ -1,4 +1,4 @@
-"""A tiny process that stands between kvgate and a program, so that the program and its children never outlive kvgate.
+"""A tiny process between kvgate and a program, so that the program and the children in its group never outlive kvgate.
 
     python guard.py FD PROGRAM [ARGUMENT]...
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Protocol
 
 import msgspec
@@ -53,6 +54,13 @@ _REFUSED_AS: dict[Meaning | None, Outcome] = {
 """What the client sees where the request is at fault, whatever status the engine gives that."""
 _LAST_EVENT_TIMEOUT = 5.0
 """Seconds a client gets to take the error that ends its answer: the request's own timer has run out by then."""
+
+
+def _as_event(status: int) -> Outcome:
+    """What an endpoint's own refusal becomes in a stream that has begun."""
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return Outcome.RATE_LIMIT_EXCEEDED
+    return Outcome.INVALID_REQUEST if status >= HTTPStatus.BAD_REQUEST else Outcome.UPSTREAM_ERROR
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -246,7 +254,7 @@ class Attempt:
         if lacks_model or self._another_may_have(answer.status, body):
             return Retryable(Back.LACKING, f"The endpoint answered 404: {_sentence(message)}")
         if self._response.head_sent:
-            await self._exchange.refuse(Outcome.INVALID_REQUEST, message)
+            await self._exchange.refuse(_as_event(answer.status), message)
         else:
             await self._pass_on(flight, answer, body, complete=complete)
         return Ended(Outcome.ENDPOINT_REFUSED, Verdict.DONE)

@@ -501,6 +501,16 @@ async def test_a_refusal_is_told_in_the_stream_that_was_opened(lone, replies, en
     assert says in json.loads(last)["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(422, "invalid_request"), (429, "rate_limit_exceeded"), (307, "upstream_error"), (204, "upstream_error")],
+)
+async def test_the_code_of_that_says_whether_another_try_may_help(lone, status, code):
+    client = await opened(lone, Reply(error("not now"), status=status))
+    assert json.loads(client.body.partition(b"data: ")[2])["error"]["code"] == code
+    assert lone.lines[-1]["outcome"] == "endpoint_refused"
+
+
 # Failures after an answer has begun.
 
 
