@@ -81,7 +81,9 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
                 priority=band if band or request.priority else None,
                 trace=exchange.sent_to(endpoint.id, endpoint.kind.name),
             )
-            ids = pool.counter.ids_field(endpoint.base_url) if payload.ids else None
+            # The ids are of the tokenizer that counted. The pool may follow its engines to another one meanwhile.
+            known = payload.ids and work.count.by is pool.counter
+            ids = pool.counter.ids_field(endpoint.base_url) if known else None
             attempt = Attempt(
                 exchange,
                 place,
@@ -100,7 +102,8 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
                 unreported = 0 if result.outcome is Outcome.ENDPOINT_REFUSED else None
                 # Not 0 for a prompt that was only read: that is a refusal's, and would be charged no prompt.
                 place.release(result.verdict, unreported if usage is None else max(1, usage.completion_tokens))
-                if usage is not None and told is not None and told.prompt_tokens:
+                own = work.count.by is pool.counter
+                if own and usage is not None and told is not None and told.prompt_tokens:
                     handed_to = None if ids is None else endpoint.base_url
                     pool.counter.settle(work.count, usage.prompt_tokens, handed_to=handed_to)
                 return result.outcome

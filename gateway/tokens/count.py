@@ -41,6 +41,8 @@ class PromptCount:
     """Leading parts of its prompt. Empty unless it was counted locally and is a single prompt of text or ids only."""
     ids: bytes = field(default=b"", repr=False)
     """The token ids of its prompt as a JSON array; empty unless an endpoint may take them."""
+    by: object = field(default=None, repr=False, compare=False)
+    """The counter that made it. Another one of its model may have another tokenizer."""
 
     @property
     def tokens(self) -> int:

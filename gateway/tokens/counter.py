@@ -352,6 +352,9 @@ class ModelCounter:
             CountingOverloadedError: too many bytes wait to be counted.
             CountUnavailableError: neither kvgate nor an engine could count.
         """
+        return replace(await self._count(flow, request, max_model_len), by=self)
+
+    async def _count(self, flow: str, request: GenerationRequest, max_model_len: int) -> PromptCount:
         trust = self._trust(request.api)
         taken = (
             request.api is Api.CHAT and not request.names_ids and any(self._hand_over.field(url) for url in trust.known)

@@ -132,7 +132,7 @@ class Counter:
     async def count(self, request: Any, **_for: object) -> PromptCount:
         if self.errors:
             raise self.errors.pop(0)
-        return PromptCount((3,), Source.LOCAL, Kind(request.api), ids=self.ids)
+        return PromptCount((3,), Source.LOCAL, Kind(request.api), ids=self.ids, by=self)
 
     def ids_field(self, url: str) -> IdsField | None:
         return self.takes.get(url)

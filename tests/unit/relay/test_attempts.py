@@ -17,6 +17,7 @@ from tests.fakes.plane import (
     TOKEN,
     USED,
     WHOLE,
+    Counter,
     FakePlane,
     Reply,
     asked,
@@ -231,6 +232,25 @@ async def test_a_request_that_is_sent_again_brings_ids_only_where_they_are_taken
     assert "prompt_token_ids" in bodies["http://a"]
     assert bodies["http://b"] == json.loads(ASKED)
     assert plane.counter.handed_to == [None if plane.sent[1][0] == "http://b" else "http://a"]
+
+
+async def test_ids_of_a_tokenizer_that_the_pool_has_no_more_stay_here_and_prove_nothing():
+    """While the second waits, the engine restarts with another model, and the pool follows it to its tokenizer."""
+    plane = FakePlane("a")
+    plane.counter.ids = b"[5,6,7]"
+    plane.counter.takes = {"http://a": IdsField.TRANSFER}
+    first, free = await occupy(plane)
+    waiting = plane.ask()
+    await plane.turns()
+    another = Counter()
+    another.takes = plane.counter.takes
+    plane.pool.counter = another
+    plane.replies.append(Reply(WHOLE))
+    free.set()
+    await first.ended()
+    assert (await waiting.ended()).status == 200
+    assert json.loads(plane.sent[1][4]) == json.loads(ASKED)
+    assert another.settled == plane.counter.settled == []
 
 
 # Hundreds at once.
