@@ -120,6 +120,8 @@ class AdmissionController:
         self._tokens, self._places = pool.tokens, pool.places
         self._kv_shares = pool.kv_shares
         self._promises = pool.promises
+        self._accrued_at = -inf
+        """When the service of requests in flight was counted last (`_accrue`)."""
         self._offer_due = True
         """Whether the queue is offered after this event: False only if its handler knows that it freed no room."""
         self._all_closed = False
@@ -454,7 +456,7 @@ class AdmissionController:
             had = service(request.size, generated) if generated or aborted else 0.0
             # Nobody knows when a whole answer had its first token: it pays its tokens.
             used = had if generated and not aborted and not request.arrival.streamed else max(had, flight.held(now))
-        self._settle(request, flight, used, now)
+        self._queue.settle(request, flight.charge, used, self._longest_debt(now))
         self._waits.drain_rate.completed(had or min(used, request.cost), now)
         if length:
             self._endpoints.generated(endpoint)
@@ -471,7 +473,7 @@ class AdmissionController:
         endpoint = flight.endpoint
         flight.release(None, now, aborted=False)
         used = min(flight.held(now), request.cost) if event.why is Back.FAILED else 0.0
-        self._settle(request, flight, used, now)
+        self._queue.settle(request, flight.charge, used, self._longest_debt(now))
         match event.why:
             case Back.BUSY:
                 endpoint.note_busy(now)
@@ -591,6 +593,8 @@ class AdmissionController:
         if endpoint is not None:
             previous = endpoint.observed
             self._endpoints.observe(endpoint, event, now)
+            if self._queue.several and now >= self._accrued_at + TUNING.accrual_interval:
+                self._accrue(now)
             if self._behind and previous is not None and previous.idle and event.idle:
                 self._let_go(endpoint, previous.sampled_at, event.sampled_at, now)
 
@@ -735,20 +739,28 @@ class AdmissionController:
 
     def _reserve(self, request: RequestRecord, endpoint: EndpointRecord, now: float) -> Reservation:
         """Reserve what a request needs on its endpoint, and charge its flow."""
-        owed = self._queue.charge(request)
+        charge = self._queue.charge(request)
         flow, tokens = request.arrival.flow, endpoint.final_tokens(request)
         reservation = endpoint.reserve(request, now)
         self._tokens.sent(flow, request.arrival.band, tokens, now)
         self._places.sent(flow, request.arrival.band, request.sequences, now)
         if self._kv_shares.shares:
             self._kv_shares.sent(flow, endpoint.id, endpoint.capacity.block_size, reservation, tokens)
-        self._flights[request.arrival.request] = InFlight(endpoint, reservation, tokens, owed)
+        self._flights[request.arrival.request] = InFlight(endpoint, reservation, tokens, charge)
         return reservation
 
-    def _settle(self, request: RequestRecord, flight: InFlight, used: float, now: float) -> None:
-        """Charge for what a request used. Its band waits no longer for what was beyond its cost than a request may."""
-        rate = self._waits.drain_rate.rate(now)
-        self._queue.settle(request, used, flight.owed, inf if rate is None else rate * self._pool.policy.ttl)
+    def _accrue(self, now: float) -> None:
+        """Count what requests in flight have had: a band is not owed for ever what it takes meanwhile."""
+        most, self._accrued_at = self._longest_debt(now), now
+        for identifier, flight in self._flights.items():
+            if generated := flight.generated(now):
+                request = self._requests[identifier]
+                self._queue.accrue(request, flight.charge, service(request.size, generated), most)
+
+    def _longest_debt(self, now: float) -> float:
+        """Most service of the pool for which a band waits for what its requests took beyond their cost, tokens."""
+        rate = sum([endpoint.generation_rate(now) for endpoint in self._endpoints.live])
+        return rate * TUNING.band_debt if rate >= 1.0 else inf
 
     def _announce_wake(self, now: float) -> None:
         """Ask for a `Tick` at the next time at which time alone changes something, unless one is due earlier."""

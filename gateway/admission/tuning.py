@@ -156,6 +156,11 @@ class Tuning:
     Judgement."""
     band_credit: float = 4.0
     """Most service that a band may be owed, in requests as costly as the costliest that waits. Judgement."""
+    accrual_interval: float = 0.9
+    """Least time between two counts of what requests in flight have had, seconds: about once per scrape, however many
+    endpoints are scraped. Judgement (ADR 50)."""
+    band_debt: float = 300.0
+    """Longest time for which a band waits for what its requests took beyond their cost, seconds. Judgement (ADR 50)."""
     backfill_window: int = 8
     """Requests behind a blocked head that are considered for backfill. Judgement."""
     backfill_tries: int = 4

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gateway.admission.events import EndpointId
-from gateway.admission.placing.request import LaneKey, RequestRecord
+from gateway.admission.placing.request import Charge, LaneKey, RequestRecord
 from gateway.admission.policy import Band
 from gateway.admission.queueing.band_queue import MANY
 from gateway.admission.queueing.queue import OfferResult, Queue
@@ -26,7 +26,7 @@ COSTS = st.integers(1, 40)
 
 def ended(queue, request):
     """It goes, and has taken what was expected."""
-    queue.settle(request, request.cost, queue.charge(request), inf)
+    queue.settle(request, queue.charge(request), request.cost, inf)
 
 
 class Machine(RuleBasedStateMachine):
@@ -71,7 +71,7 @@ class Machine(RuleBasedStateMachine):
     def come_back(self, data, lane):
         both = self.gone.pop(data.draw(st.integers(0, len(self.gone) - 1)))
         for queue, request in zip(self.queues, both, strict=True):
-            queue.settle(request, 0.0, 0.0, inf)
+            queue.settle(request, Charge(0.0), 0.0, inf)
             queue.push(request, lane)
         self.waiting[both[0].arrival.request] = both
 
@@ -254,7 +254,7 @@ def test_what_was_really_used_is_shared_fairly(data, flows, in_flight):
         if len(flying) > in_flight:
             first = flying.pop(0)
             used[first.arrival.flow] += first.cost * factor[first.arrival.flow]
-            crowd.queue.settle(first, first.cost * factor[first.arrival.flow], 0.0, inf)
+            crowd.queue.settle(first, Charge(0.0), first.cost * factor[first.arrival.flow], inf)
     assert max(used.values()) - min(used.values()) <= 2 * 80 * (in_flight + 1)
 
 

@@ -4,21 +4,21 @@ from math import inf
 
 from gateway.admission.account.ledger import Reservation
 from gateway.admission.placing.endpoint import EndpointRecord
+from gateway.admission.placing.request import Charge
 from gateway.admission.tuning import TUNING
 
 
 class InFlight:
     """The endpoint and the reservation of one request in flight."""
 
-    __slots__ = ("_done_by", "_made", "endpoint", "owed", "reservation", "tokens")
+    __slots__ = ("_done_by", "_made", "charge", "endpoint", "reservation", "tokens")
 
-    def __init__(self, endpoint: EndpointRecord, reservation: Reservation, tokens: float, owed: float) -> None:
+    def __init__(self, endpoint: EndpointRecord, reservation: Reservation, tokens: float, charge: Charge) -> None:
         self.endpoint = endpoint
         self.reservation = reservation
         self.tokens = tokens
         """Expected tokens at its end."""
-        self.owed = owed
-        """The part of its cost that its band was owed as it was dispatched (`band_share`)."""
+        self.charge = charge
         self._made: int | None = None
         """Output tokens when it was let go, by the clock; None if it was not."""
         self._done_by = inf

@@ -20,6 +20,18 @@ def service(prompt_tokens: int, generated: int) -> float:
     return float(prompt_tokens + TUNING.output_weight * generated)
 
 
+class Charge:
+    """What a dispatched request was charged."""
+
+    __slots__ = ("counted", "owed")
+
+    def __init__(self, owed: float) -> None:
+        self.owed = owed
+        """The part of its cost that its band was owed at its dispatch (`band_share`)."""
+        self.counted = 0.0
+        """Service that it has had, as far as it was counted, tokens."""
+
+
 class RequestRecord:
     """Everything that the controller knows of a request, from its arrival to its end."""
 

@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush, nlargest
 from math import inf
 from typing import Final
 
-from gateway.admission.placing.request import LaneKey, RequestRecord
+from gateway.admission.placing.request import Charge, LaneKey, RequestRecord
 from gateway.admission.policy import Band
 from gateway.admission.queueing.band_queue import BandQueue, QueueBounds
 from gateway.admission.queueing.flow_fairness import Flow
@@ -98,7 +98,7 @@ class Queue:
         self._arrivals: list[Entry] = []
         self._tickets = 0
         self._served = 0.0
-        """Service of all requests that have ended, tokens."""
+        """Service of all requests, as far as it was counted, tokens."""
         self._largest = 0.0
         """Upper bound of the cost of all waiting requests."""
         self.depth = 0
@@ -268,28 +268,43 @@ class Queue:
             self._idle.move_to_end(number)
         self._bands[number].share.begin(self._served)
 
-    def charge(self, request: RequestRecord) -> float:
-        """Charge the flow and the band of a dispatched request, before or after its removal.
-
-        Returns the part of its cost that the band was owed.
-        """
+    def charge(self, request: RequestRecord) -> Charge:
+        """Charge the flow and the band of a dispatched request, before or after its removal."""
         band = self._bands.get(request.arrival.band)
         if band is None:
-            return 0.0
+            return Charge(0.0)
         band.fairness.charge(request.arrival.flow, request.cost)
-        return band.share.given(request.cost, self._served)
+        return Charge(band.share.given(request.cost, self._served))
 
-    def settle(self, request: RequestRecord, used: float, owed: float, most: float) -> None:
-        """Charge the flow and the band for service used beyond the cost of a request, tokens, or refund them.
+    def accrue(self, request: RequestRecord, charge: Charge, so_far: float, most: float) -> None:
+        """Count the service that a request in flight has had so far, tokens: its band pays what is beyond its cost.
 
-        `owed`: as `charge` returned it. `most`: service of the pool for which the band may wait for that at most.
+        `most`: service of the pool for which its band waits for that at most.
         """
-        more = used - request.cost
-        self._served += used
+        more = so_far - max(request.cost, charge.counted)
+        self._count(charge, so_far)
+        band = self._bands.get(request.arrival.band)
+        if band is not None and more > 0.0:
+            band.share.settle(more * charge.owed, self._served, most)
+
+    def settle(self, request: RequestRecord, charge: Charge, used: float, most: float) -> None:
+        """Charge the flow and the band for service used beyond what they were charged, tokens, or refund them."""
+        more = used - max(request.cost, charge.counted)
+        self._count(charge, used)
         band = self._bands.get(request.arrival.band)
         if band is not None:
-            band.settle(request.arrival.flow, more)
-            band.share.settle(more * owed, self._served, min(used / band.share.share, most))
+            band.settle(request.arrival.flow, used - request.cost)
+            band.share.settle(more * charge.owed, self._served, most)
+
+    def _count(self, charge: Charge, so_far: float) -> None:
+        if so_far > charge.counted:
+            self._served += so_far - charge.counted
+            charge.counted = so_far
+
+    @property
+    def several(self) -> bool:
+        """Whether requests of several bands came of late."""
+        return len(self._bands) > 1
 
     def debts(self) -> Iterator[tuple[int, str, float]]:
         """How far flows are ahead in their bands, see `Fairness.debts`."""

@@ -270,6 +270,14 @@ class TestBands:
         p >> costs_100(61, band=2, ttft=1.5) << refused(61, TOO_LONG)
 
 
+@pytest.mark.parametrize(("band", "counted"), [(0, [0.0, 0.0, 0.0]), (1, [110.0, 110.0, 210.0])])
+def test_what_requests_have_had_is_counted_once_a_second_where_there_are_several_bands(play, band, counted):
+    p = play() >> up("a", seqs=1) >> arrived(1, 10) << Dispatch(1, "a") >> arrived(2, band=band) << nothing
+    for time, tokens, service in zip((1.0, 1.5, 2.0), (50, 75, 100), counted, strict=True):
+        p >> at(time) >> progress(r1=tokens) >> scrape("a", time, kv=0.1, running=1, waiting=0, tokens=tokens)
+        assert p.controller._queue._served == service
+
+
 @pytest.mark.parametrize(("band", "goes"), [(0, 4), (3, 3)])
 def test_a_flow_within_its_share_finds_room_that_a_backlog_left_free_unless_it_is_less_urgent(play, band, goes):
     """Without it, it would wait for somebody's end each time."""

@@ -2,6 +2,7 @@ from math import inf
 
 import pytest
 
+from gateway.admission.placing.request import Charge
 from gateway.admission.policy import Band
 from gateway.admission.queueing.queue import MAX_ASIDE, MAX_IDLE_BANDS, OfferResult, Queue
 from gateway.admission.tuning import TUNING
@@ -27,7 +28,7 @@ class Row:
 
     def come_back(self, name, lane=0):
         request = self.requests[name]
-        self.queue.settle(request, 0.0, 0.0, inf)
+        self.queue.settle(request, Charge(0.0), 0.0, inf)
         self.queue.push(request, (lane, frozenset(), None, None))
 
     def asked(self, answers=lambda request: CLOSED):
@@ -39,7 +40,7 @@ class Row:
             answer = answers(request)
             if answer is TAKEN:
                 self.queue.remove(request)
-                self.queue.settle(request, request.cost, self.queue.charge(request), inf)  # it ends at once
+                self.queue.settle(request, self.queue.charge(request), request.cost, inf)  # it ends at once
             return answer
 
         self.queue.offer(accept)
@@ -190,7 +191,7 @@ def test_what_was_really_used_counts(row):
     for name in range(10):
         row.join(name, flow="modest" if name % 2 else "greedy", cost=10.0)
     row.go(2)
-    row.queue.settle(row.requests[0], 30.0, 0.0, inf)
+    row.queue.settle(row.requests[0], Charge(0.0), 30.0, inf)
     assert row.go(3) == [3, 5, 2]
 
 
@@ -198,7 +199,7 @@ def test_a_refund_brings_a_flow_forward(row):
     for name in range(8):
         row.join(name, flow=f"f{name % 4}", cost=10.0)
     row.go(4)
-    row.queue.settle(row.requests[3], 5.0, 0.0, inf)
+    row.queue.settle(row.requests[3], Charge(0.0), 5.0, inf)
     assert row.drain() == [7, 4, 5, 6]
 
 
@@ -263,13 +264,29 @@ def test_a_band_is_owed_its_share_of_what_requests_took_not_of_what_was_expected
     row = Row(bands={1: Band(reserved=0.5)})
     large = row.join(0, cost=5000.0)
     row.leave(0)
-    owed = row.queue.charge(large)
+    charge = row.queue.charge(large)
     for number in range(1, 21):
         row.join(number, cost=10.0)
         row.join(100 + number, band=1, cost=10.0)
-    row.queue.settle(large, used, owed, inf)
+    row.queue.settle(large, charge, used, inf)
     went = row.go(20)
     assert sum(name > 100 for name in went) == (13 if used else 9)
+
+
+@pytest.mark.parametrize(("most", "of_band"), [(inf, 0), (100.0, 4)])
+def test_a_band_pays_while_its_requests_run_for_what_they_have_had_beyond_their_cost(most, of_band):
+    row = Row(bands={1: Band(reserved=0.5)})
+    long = row.join(0, cost=10.0, band=1)
+    row.leave(0)
+    for number in range(1, 31):
+        row.join(number, cost=10.0)
+        row.join(100 + number, band=1, cost=10.0)
+    charge = Charge(1.0)
+    row.queue.accrue(long, charge, 10.0, most)
+    row.queue.accrue(long, charge, 510.0, most)
+    assert sum(name > 100 for name in row.go(20)) == of_band
+    row.queue.settle(long, charge, 510.0, most)
+    assert charge.counted == 510.0
 
 
 def test_bands_without_anybody_are_forgotten_in_the_end(row):
@@ -278,7 +295,7 @@ def test_bands_without_anybody_are_forgotten_in_the_end(row):
         row.go(1)
     assert len(row.queue._bands) <= MAX_IDLE_BANDS
     row.queue.charge(row.requests[0])  # late, of a band that is forgotten
-    row.queue.settle(row.requests[0], 5.0, 0.0, inf)
+    row.queue.settle(row.requests[0], Charge(0.0), 5.0, inf)
     assert row.queue.ahead(0, "").same == 0
 
 
@@ -616,8 +633,8 @@ def test_who_comes_and_goes_leaves_no_memory_behind(row):
     for _ in range(5000):
         row.asked(takes(1))
         row.come_back(1)
-        row.queue.settle(other, other.cost - 1.0, 0.0, inf)
-        row.queue.settle(other, other.cost + 1.0, 0.0, inf)
+        row.queue.settle(other, Charge(0.0), other.cost - 1.0, inf)
+        row.queue.settle(other, Charge(0.0), other.cost + 1.0, inf)
     (lane,), deadlines = heaps(row)
     assert lane < 200
     assert deadlines < 200
