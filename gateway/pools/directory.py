@@ -20,6 +20,7 @@ from gateway.tokens.counter import ModelCounter
 from gateway.wire.engine_kinds import KINDS, VLLM, EngineKind, KvOut
 from gateway.wire.fields import Use, named, unread_limits
 
+_TURNED_AWAY = frozenset({301, 302, 303, 307, 308, 401, 403, 429})
 DENIED = "it does not accept the key that kvgate has for it"
 """Why an endpoint failed that `denies`."""
 
@@ -81,6 +82,14 @@ class Endpoint:
         if status != HTTPStatus.NOT_FOUND or self.pool is None or self.tells(model):
             return False
         return any(other.tells(model) for other in self.pool.endpoints.values())
+
+    @staticmethod
+    def turns_away(status: int) -> bool:
+        """Whether such an answer may say more of the endpoint than of the request: of its key, a limit or a proxy.
+
+        It comes at once, so such an endpoint is the emptiest of its pool, and would get all that come.
+        """
+        return status in _TURNED_AWAY
 
     @staticmethod
     def lacks_route(status: int, body: bytes) -> bool:

@@ -230,6 +230,7 @@ async def _pass(
             answer, piece = begun
             lacking, denied = endpoint.lacks(answer.status, model), endpoint.denies(answer.status)
             absent = lacking or endpoint.lacks_route(answer.status, piece)
+            absent = absent or (endpoint.turns_away(answer.status) and not denied)
             broken = not absent and _failed(plane, endpoint, answer.status, piece)
             hidden = denied or (absent and failed)  # its 404 is not what the one that failed would have said
             if hidden or (

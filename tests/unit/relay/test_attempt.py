@@ -398,7 +398,7 @@ async def test_a_key_of_ours_that_an_endpoint_does_not_accept_is_not_the_clients
 
 
 async def test_a_clients_own_key_is_its_own_business(plane):
-    plane.replies.append(Reply(b"{}", status=401))
+    plane.replies += [Reply(b"{}", status=401)] * 2  # one of them might have another key
     client = plane.ask()
     assert await outcome(plane, client) == "endpoint_refused"
     assert client.status == 401
@@ -469,6 +469,20 @@ async def test_what_failed_where_another_lacks_it_is_tried_there_again(plane, ab
     plane.replies += [Reply(absent, status=404), Reply(b"{}", status=500), Reply(WHOLE)]
     assert (await plane.ask(ADAPTED if absent is MISSING else b'{"messages":[]}').ended()).status == 200
     assert [url for url, *_ in plane.sent] == ["http://a", "http://b", "http://b"]
+
+
+@pytest.mark.parametrize("status", [401, 403, 429, 302])
+async def test_what_one_endpoint_turns_away_is_tried_at_one_other(plane, status):
+    """Such an endpoint is the emptiest: it would get all that come, and answer them so beside engines that serve."""
+    away = Reply(error("not here", status), status=status)
+    plane.replies += [away, Reply(WHOLE)] * 3
+    for _ in range(3):
+        assert (await plane.ask().ended()).status == 200
+    plane.replies += [away, away]
+    client = await plane.ask().ended()
+    assert client.status == status
+    assert plane.lines[-1]["outcome"] == "endpoint_refused"
+    assert len(plane.sent) == 8
 
 
 # Behind a heartbeat.
