@@ -20,7 +20,7 @@ from gateway.tokens.counter import ModelCounter
 from gateway.wire.engine_kinds import KINDS, VLLM, EngineKind, KvOut
 from gateway.wire.fields import Use, named, unread_limits
 
-_TURNED_AWAY = frozenset({301, 302, 303, 307, 308, 401, 403, 429})
+_TURNED_AWAY = frozenset({301, 302, 303, 307, 308, 403, 429})
 DENIED = "it does not accept the key that kvgate has for it"
 """Why an endpoint failed that `denies`."""
 
@@ -85,9 +85,10 @@ class Endpoint:
 
     @staticmethod
     def turns_away(status: int) -> bool:
-        """Whether such an answer may say more of the endpoint than of the request: of its key, a limit or a proxy.
+        """Whether such an answer may say more of the endpoint than of the request: of a limit, or a proxy before it.
 
-        It comes at once, so such an endpoint is the emptiest of its pool, and would get all that come.
+        It comes at once, so such an endpoint is the emptiest of its pool, and would get all that come: it counts as a
+        failure, though the client gets it.
         """
         return status in _TURNED_AWAY
 

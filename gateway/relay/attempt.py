@@ -134,8 +134,7 @@ class Attempt:
 
     Nothing of the answer reaches the client before its first event is known to be good, so a failure until then can be
     retried. The `place` hears of the tokens generated so far. What ends in the middle passes `turnstile`. `stored` is
-    called before the client learns the id of a stored response: the client may ask for that response at once. `held`:
-    only this endpoint has the response with which the request goes on.
+    called before the client learns the id of a stored response: the client may ask for that response at once.
     `may_refuse`: a refusal inside of an answer is the client's to hear; else the endpoint has failed.
     """
 
@@ -150,7 +149,6 @@ class Attempt:
         turnstile: Turnstile,
         stored: Callable[[str, EndpointId], None],
         may_refuse: bool = True,
-        held: bool = False,
     ) -> None:
         self._exchange = exchange
         self._response = exchange.response
@@ -161,7 +159,6 @@ class Attempt:
         self._turnstile = turnstile
         self._stored = stored
         self._may_refuse = may_refuse
-        self._held = held
         self.reader: StreamReader | None = None
         """The reader of a streamed answer."""
 
@@ -255,20 +252,20 @@ class Attempt:
             # Perhaps it is another engine by now; or a proxy says that the engine is gone.
             self._endpoint.watch.failed(f"it answered {answer.status}")
         if lacks_model or self._another_may_have(answer.status, body):
-            return Retryable(Back.LACKING, f"The endpoint answered {answer.status}: {_sentence(message)}")
+            return Retryable(Back.LACKING, f"The endpoint answered 404: {_sentence(message)}")
         if self._response.head_sent:
             await self._exchange.refuse(_as_event(answer.status), message)
         else:
             await self._pass_on(flight, answer, body, complete=complete)
-        return Ended(Outcome.ENDPOINT_REFUSED, Verdict.DONE)
+        away = self._endpoint.turns_away(answer.status)
+        return Ended(Outcome.ENDPOINT_REFUSED, Verdict.FAILED if away else Verdict.DONE)
 
     def _another_may_have(self, status: int, body: bytes) -> bool:
-        """Whether it lacks the route or turns all away, and another is there to be tried: one, so that not all are."""
-        endpoint, exchange = self._endpoint, self._exchange
-        away = endpoint.lacks_route(status, body) or (endpoint.turns_away(status) and not self._held)
-        if endpoint.pool is None or exchange.lacking or not away:
+        """Whether it lacks the route, and another endpoint is there to be tried: one, so that all of many are not."""
+        pool, exchange = self._endpoint.pool, self._exchange
+        if pool is None or exchange.lacking or not self._endpoint.lacks_route(status, body):
             return False
-        return any(other is not endpoint for other in endpoint.pool.healthy())
+        return any(other is not self._endpoint for other in pool.healthy())
 
     async def _whole(self, flight: Flight, answer: Answer) -> Ended | Retryable:
         body, complete = await _read_up_to(answer, MAX_HELD_BYTES)

@@ -92,7 +92,6 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
                 endpoint,
                 turnstile=plane.turnstile,
                 stored=stored,
-                held=work.holder == endpoint.id,
             )
             result = await attempt.run(outgoing, headers, evacuated=evacuated, ids=ids, model=request.model)
             if isinstance(result, Ended):

@@ -230,7 +230,6 @@ async def _pass(
             answer, piece = begun
             lacking, denied = endpoint.lacks(answer.status, model), endpoint.denies(answer.status)
             absent = lacking or endpoint.lacks_route(answer.status, piece)
-            absent = absent or (endpoint.turns_away(answer.status) and not denied)
             broken = not absent and _failed(plane, endpoint, answer.status, piece)
             hidden = denied or (absent and failed)  # its 404 is not what the one that failed would have said
             if hidden or (
@@ -293,8 +292,9 @@ def _failed(plane: Plane, endpoint: Endpoint, status: int, piece: bytes) -> bool
     failed = (status >= HTTPStatus.INTERNAL_SERVER_ERROR and not of_request) or means is Meaning.FAILED
     if failed or status == HTTPStatus.NOT_FOUND:  # perhaps it is another engine by now
         endpoint.watch.failed(f"it answered {status}", dead=means is Meaning.DEAD)
-    if failed or status < HTTPStatus.BAD_REQUEST:
-        endpoint.note_answer(plane.clock(), failed=failed)
+    away = endpoint.turns_away(status)
+    if failed or away or status < HTTPStatus.BAD_REQUEST:
+        endpoint.note_answer(plane.clock(), failed=failed or away)
     return failed
 
 

@@ -161,8 +161,6 @@ def _busy(ask: Ask) -> float:
 
 
 def _failing(ask: Ask) -> float:
-    if ask.request is not None and ask.request.arrival.holder == ask.endpoint.id:
-        return 0  # no other one may have it
     return ask.endpoint.beside_sound and ask.endpoint.failing(ask.now)
 
 

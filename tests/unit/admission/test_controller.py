@@ -1,6 +1,5 @@
 """The product, as scripts: what the core is told, and what it answers."""
 
-from dataclasses import replace
 from itertools import count, islice
 
 import pytest
@@ -62,7 +61,6 @@ class TestRoom:
             p >> arrived(number, blocks=1) << Dispatch(number, "b") >> Returned(number, Back.FAILED)
             p << Dispatch(number, "a") >> progress(**{f"r{number}": 1}) >> done(number)
         assert p.endpoint("b").closed_by == ("failing",)
-        p >> replace(arrived(50, blocks=1), holder="b") << Dispatch(50, "b") >> done(50) << nothing
         p >> arrived(4, blocks=1) << Dispatch(4, "a") >> progress(r4=1)
         p >> arrived(5, blocks=45) << nothing  # a place is better than another failure
         p >> at(TUNING.failing_span) >> Tick() << Dispatch(5, "b") >> arrived(6, blocks=1) << Dispatch(6, "a")
