@@ -759,7 +759,7 @@ class AdmissionController:
 
     def _longest_debt(self, now: float) -> float:
         """Most service of the pool for which a band waits for what its requests took beyond their cost, tokens."""
-        rate = sum([endpoint.generation_rate(now) for endpoint in self._endpoints.live])
+        rate = self._endpoints.generation_rate(now)
         if rate < 1.0:  # their engines do not say
             rate = self._waits.drain_rate.rate(now) or 0.0
         return rate * TUNING.band_debt if rate >= 1.0 else inf

@@ -80,7 +80,7 @@ class Clients:
 
     def named(self, flow: str) -> Client:
         """The client of this name. A name without a configured key has the defaults: no limits, and any band."""
-        return self._by_flow.get(flow) or Client(flow)
+        return self._by_flow.get(flow) or Client(network_of(flow))
 
     def identify(self, scope: Scope) -> Client:
         """The client that sends this request. A key that is not verified identifies nobody.

@@ -542,7 +542,7 @@ class ModelCounter:
             left, kept = [await self._probe_here(probe, kinds, excludes_unused=excludes) for excludes in (True, False)]
         except UncountedError:
             return False
-        return there == left != kept  # a route that takes such a request lists no ids
+        return there == left != kept
 
     def _trust(self, api: Api) -> "_Trust":
         """What of an API's requests may be counted here."""

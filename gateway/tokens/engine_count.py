@@ -1,6 +1,7 @@
 """The engine's own token counts, asked of its counting routes: of what kvgate cannot count, as images and audio."""
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -195,10 +196,10 @@ class EngineCounter:
         if len(work.prompts) != 1 or not isinstance(call := work.prompts[0], EngineCall):
             return Reading(sum(await self.count_at(target, work, flow=flow)))
         answer = await self._ask(target, call, flow)
-        try:
-            ids = msgspec.json.decode(answer, type=_Ids).tokens
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            ids = None
+        ids = None
+        if len(answer) <= _LONG:  # to decode a million would hold the event loop
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                ids = msgspec.json.decode(answer, type=_Ids).tokens
         return Reading(_READ[call.counted_in][0](answer), ids)
 
     async def used(self, target: Target, body: bytes, patience: float) -> int:

@@ -1,7 +1,7 @@
 """The probes: requests that show whether kvgate counts as an engine does, with its template, defaults and version."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -30,7 +30,7 @@ class Reading:
 
     tokens: int
     """Of all its prompts."""
-    ids: tuple[int, ...] | None = None
+    ids: tuple[int, ...] | None = field(default=None, compare=False)
     """Those of its only prompt, where they are told."""
 
 
@@ -122,8 +122,8 @@ async def compare(probes: tuple[Probe, ...], local: Read, engine: Read) -> Parit
             unverified.add(probe.api)
             continue
         compared += 1
-        here, there = (None if side is None else side.tokens for side in (ours, theirs))
-        if here != there:
+        if ours != theirs:
+            here, there = (None if side is None else side.tokens for side in (ours, theirs))
             mismatches.append(Mismatch(probe, here, there))
         elif ours is not None and theirs is not None and ours.ids is not None and theirs.ids is not None:
             if ours.ids == theirs.ids:

@@ -46,4 +46,4 @@ def test_a_cold_start_under_overload_preempts_next_to_nothing_and_wastes_little(
         assert sum(1 for job in first if job.preemptions) <= 2, seed
         served += goodput(result)
         possible += goodput(simulate(offered, MACHINE, oracle(Slo().ttft)))
-    assert served >= 0.85 * possible
+    assert served >= 0.86 * possible

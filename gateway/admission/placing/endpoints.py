@@ -122,6 +122,10 @@ class Endpoints:
         """Lane of a request that is tried although it fits no known endpoint."""
         return self._lane(UNBOUNDED, request)
 
+    def generation_rate(self, now: float) -> float:
+        """Tokens of service per second that running sequences of ours generate, on all live endpoints; 0 if unknown."""
+        return sum([endpoint.generation_rate(now) for endpoint in self.live])
+
     def eligible(self, request: RequestRecord) -> Sequence[EndpointRecord]:
         """Live endpoints that its front reaches and that can serve the request.
 

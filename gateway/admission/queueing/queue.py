@@ -277,29 +277,26 @@ class Queue:
         return Charge(band.share.given(request.cost, self._served))
 
     def accrue(self, request: RequestRecord, charge: Charge, so_far: float, most: float) -> None:
-        """Count the service that a request in flight has had so far, tokens: its band pays what is beyond its cost.
+        """Count the service that a request has had so far, tokens: its band pays what is beyond its cost.
 
         `most`: service of the pool for which its band waits for that at most.
         """
         more = so_far - max(request.cost, charge.counted)
-        self._count(charge, so_far)
+        if so_far > charge.counted:
+            self._served += so_far - charge.counted
+            charge.counted = so_far
         band = self._bands.get(request.arrival.band)
         if band is not None and more > 0.0:
             band.share.settle(more * charge.owed, self._served, most)
 
     def settle(self, request: RequestRecord, charge: Charge, used: float, most: float) -> None:
         """Charge the flow and the band for service used beyond what they were charged, tokens, or refund them."""
-        more = used - max(request.cost, charge.counted)
-        self._count(charge, used)
+        self.accrue(request, charge, used, most)
         band = self._bands.get(request.arrival.band)
         if band is not None:
             band.settle(request.arrival.flow, used - request.cost)
-            band.share.settle(more * charge.owed, self._served, most)
-
-    def _count(self, charge: Charge, so_far: float) -> None:
-        if so_far > charge.counted:
-            self._served += so_far - charge.counted
-            charge.counted = so_far
+            unused = max(request.cost, charge.counted) - used
+            band.share.settle(-unused * charge.owed, self._served, most)
 
     @property
     def several(self) -> bool:

@@ -122,7 +122,7 @@ class Waits:
         """
         measured = self.drain_rate.rate(now)
         if measured is not None:
-            generated = sum(endpoint.generation_rate(now) for endpoint in self._endpoints.live)
+            generated = self._endpoints.generation_rate(now)
             return generated if generated >= 1.0 and measured < generated / 2 else measured  # less fades away
         rates = [rate for e in self._endpoints.live if (rate := e.service_rate) is not None]
         return sum(rates) if rates else None

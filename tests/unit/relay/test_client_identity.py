@@ -39,6 +39,7 @@ def test_a_trusted_proxy_names_the_flow():
 def test_a_client_is_one_flow_however_many_ipv6_addresses_it_has(address, flow):
     assert Clients({}, None).identify(scope(peer=(address, 5, 0, 0))).flow == flow
     assert Clients({}, "x-flow").identify(scope((b"x-flow", address.encode()))).flow == flow
+    assert Clients({}, None).named(address).flow == flow
 
 
 def test_a_name_with_a_colon_is_no_address():

@@ -45,6 +45,22 @@ async def test_every_prompt_is_counted_in_order_and_ids_are_not_asked_about() ->
     assert await counted(words, work(ask("a b"), 7, ask("a b c"))) == (2, 7, 3)
 
 
+@pytest.mark.parametrize(("tokens", "ids"), [(3, (0, 1, 2)), (100_000, None)], ids=["short", "long"])
+async def test_the_ids_of_a_short_answer_are_read_too_and_no_list_that_would_hold_the_event_loop(
+    tokens: int, ids: tuple[int, ...] | None
+) -> None:
+    target = engine_at(FIRST, lambda _: httpx.Response(200, json={"tokens": list(range(tokens))}))
+    call = EngineCall("/tokenize", b"{}", counted_in=CountedIn.TOKENS)
+    reading = await EngineCounter(lambda: (target,), lambda: 5).read_at(target, work(call), flow="flow")
+    assert (reading.tokens, reading.ids) == (tokens, ids)
+
+
+async def test_several_prompts_are_read_as_their_sum() -> None:
+    target = engine_at(FIRST, words)
+    reading = await EngineCounter(lambda: (target,), lambda: 5).read_at(target, work(ask("a b"), 7), flow="flow")
+    assert (reading.tokens, reading.ids) == (9, None)
+
+
 async def test_truncation_is_ours_to_apply() -> None:
     assert await counted(words, work(ask("a b c d"), 9, truncate=3)) == (3, 3)
 
