@@ -388,8 +388,8 @@ class AdmissionController:
             del self._requests[event.request]
 
     def _progress(self, event: Progress, now: float) -> None:
-        touched: dict[EndpointRecord, None] = {}  # an ordered set
-        flights, endpoint = self._flights, None
+        touched: dict[EndpointRecord, float] = {}  # in the order of the first request, with the time of the latest
+        flights = self._flights
         for identifier, generated in event.generated:
             flight = flights.get(identifier)
             if flight is None:
@@ -399,15 +399,14 @@ class AdmissionController:
             reservation = flight.reservation
             if generated <= reservation.reported:
                 continue
-            if flight.endpoint is not endpoint:
-                endpoint = flight.endpoint
-                touched[endpoint] = None
+            endpoint = flight.endpoint
+            touched[endpoint] = max(touched.get(endpoint, -inf), reservation.sent_at)
             if reservation.reported and generated < reservation.next_report:  # the usual case: nothing else to do
                 reservation.reported = generated
             else:
                 endpoint.ledger.progress(reservation, generated, now)
-        for endpoint in touched:
-            self._endpoints.generated(endpoint)
+        for endpoint, sent_at in touched.items():
+            self._endpoints.generated(endpoint, sent_at, now)
             endpoint.ledger.note_step(now)
             self._endpoints.advance(endpoint, now)
         self._offer_due = now >= self._all_closed_until
@@ -459,7 +458,7 @@ class AdmissionController:
         self._queue.settle(request, flight.charge, used, self._longest_debt(now))
         self._waits.drain_rate.completed(had or min(used, request.cost), now)
         if length:
-            self._endpoints.generated(endpoint)
+            self._endpoints.generated(endpoint, reservation.sent_at, now)
         elif event.verdict is Verdict.FAILED:
             self._endpoints.failed(endpoint, now)
         flight.release(tokens, now, aborted=aborted)

@@ -133,6 +133,9 @@ class Tuning:
     request fails on two endpoints, once on each."""
     failing_span: float = 5.0
     """Seconds for which it is spared after each. Judgement: as long as an engine rests that hung."""
+    failing_doubt: float = 1.0
+    """Seconds after a failure for which tokens of earlier requests still speak for it. Judgement: what fails may be
+    some poisonous requests of one client, and then others that come meanwhile have their first token."""
     unreached: float = 1.0
     """Seconds for which a front's requests are kept off an endpoint that it could not connect to. Judgement."""
     probe_after: float = 30.0

@@ -91,7 +91,9 @@ class EndpointRecord:
         self.cold = True
         """Whether it has generated nothing since it came up. Its first step may compile, which takes seconds."""
         self.failures = 0
-        """Requests that it failed on since the last token for one of ours."""
+        """Requests that it failed on since the last token that spoke for it (`note_token`)."""
+        self._fails_since = inf
+        """When it failed on the first of them; inf if a later request had a token."""
         self._spared_until = -inf
         self._resize(capacity)
 
@@ -228,6 +230,8 @@ class EndpointRecord:
         self.outlook.sent(reservation, request.kind, capacity.block_size)
         if capacity.shares_prefix:
             self.recent.sent(prefix, tokens=request.size)
+        if self.fails:
+            self._spare(now)
         self.advance(now)
         return reservation
 
@@ -297,8 +301,20 @@ class EndpointRecord:
     def note_failure(self, now: float) -> None:
         """Note that it failed on a request, which had no token."""
         self.failures += 1
+        self._fails_since = min(self._fails_since, now)
         if self.fails:
-            self.next_change = self._spared_until = now + TUNING.failing_span
+            self._spare(now)
+
+    def note_token(self, sent_at: float, now: float) -> None:
+        """Note that a request that was sent at that time has a token.
+
+        One from before the failures speaks for it only at first: what stands before an engine may turn away all that
+        is new and let streams go on.
+        """
+        if sent_at >= self._fails_since:
+            self.failures, self._fails_since = 0, inf
+        elif now < self._fails_since + TUNING.failing_doubt:
+            self.failures = 0
 
     @property
     def fails(self) -> bool:
@@ -306,8 +322,11 @@ class EndpointRecord:
         return self.failures >= TUNING.failing_after
 
     def failing(self, now: float) -> bool:
-        """Whether it fails and gets no request now: for a time after each failure, then one to try it with."""
-        return self.fails and (now < self._spared_until or not self.idle)
+        """Whether it fails and gets no request now: for a time after each failure, and after each that tries it."""
+        return self.fails and now < self._spared_until
+
+    def _spare(self, now: float) -> None:
+        self.next_change = self._spared_until = now + TUNING.failing_span
 
     def busy_for(self, now: float) -> float:
         """Seconds for which it gets no requests because its engine is busy; 0 or less if it may have one."""

@@ -86,10 +86,11 @@ class Endpoints:
         endpoint.note_failure(now)
         self._note_sound()
 
-    def generated(self, endpoint: EndpointRecord) -> None:
-        """Note that an endpoint has tokens for a request of ours."""
-        if endpoint.failures:
-            endpoint.failures = 0
+    def generated(self, endpoint: EndpointRecord, sent_at: float, now: float) -> None:
+        """Note that an endpoint has tokens for a request of ours that was sent at that time."""
+        failed = endpoint.fails
+        endpoint.note_token(sent_at, now)
+        if failed:
             self._note_sound()
 
     def advance(self, endpoint: EndpointRecord, now: float) -> None:

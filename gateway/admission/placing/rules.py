@@ -241,8 +241,8 @@ RULES = (
     ),
     Rule(
         "failing",
-        "the endpoint failed on three requests in a row, and another endpoint has not: for five seconds, then until it "
-        "has a token for one",
+        "the endpoint failed on three requests in a row, and another endpoint has not: until a later one has a token, "
+        "for which one is tried every five seconds",
         _failing,
         closes=True,
         idle=True,

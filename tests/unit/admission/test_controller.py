@@ -89,6 +89,22 @@ class TestRoom:
         p >> at(TUNING.failing_span) >> arrived(8) << Dispatch(8, "b") >> arrived(9) << nothing
         p >> progress(r8=1) << Dispatch(9, "b")
 
+    def test_streams_from_before_speak_for_an_endpoint_that_turns_all_away_only_at_first(self, play):
+        p = play() >> up("a") >> arrived(9) << Dispatch(9, "a") >> progress(r9=1) >> up("b", seqs=1)
+        p >> arrived(8) << Dispatch(8, "b")  # it holds the only place of the sound one until its end
+        p >> at(1.0)
+        for number in range(TUNING.failing_after):
+            p >> arrived(number) << Dispatch(number, "a") >> Finished(number, Verdict.FAILED)
+        p >> progress(r9=2)
+        assert p.endpoint("a").closed_by == (), "it may be some bad requests, with others on their way"
+        p >> at(1.0 + TUNING.failing_doubt)
+        for number in range(10, 10 + TUNING.failing_after):
+            p >> arrived(number) << Dispatch(number, "a") >> Finished(number, Verdict.FAILED) >> progress(r9=number)
+        assert p.endpoint("a").closed_by == ("failing",)
+        p >> at(p.now + TUNING.failing_span) >> arrived(20) << Dispatch(20, "a") >> arrived(21) << nothing
+        p >> at(p.now + TUNING.failing_span) >> Tick() << Dispatch(21, "a") >> arrived(22) << nothing
+        p >> progress(r21=1) << Dispatch(22, "a")
+
     def test_endpoints_that_all_fail_are_not_spared(self, play):
         p = play() >> up("a", blocks=100) >> up("b", blocks=100)
         for number in range(6):
