@@ -460,7 +460,7 @@ class AdmissionController:
         if length:
             self._endpoints.generated(endpoint, reservation.sent_at, now)
         elif event.verdict is Verdict.FAILED:
-            self._endpoints.failed(endpoint, now)
+            self._endpoints.failed(endpoint, request, now)
         flight.release(tokens, now, aborted=aborted)
         self._endpoints.advance(endpoint, now)
 
@@ -486,9 +486,9 @@ class AdmissionController:
                 request.avoid = request.avoid | {endpoint.id}
             case Back.FAILED:
                 request.arrived_at = now
+                self._endpoints.failed(endpoint, request, now)
                 request.failures += 1
                 request.avoid = request.lacking | {endpoint.id}
-                self._endpoints.failed(endpoint, now)
         self._endpoints.advance(endpoint, now)
         self._wait(request, now)
 
@@ -752,9 +752,10 @@ class AdmissionController:
         """Count what requests in flight have had: a band is not owed for ever what it takes meanwhile."""
         most, self._accrued_at = self._longest_debt(now), now
         for identifier, flight in self._flights.items():
-            if generated := flight.generated(now):
-                request = self._requests[identifier]
-                self._queue.accrue(request, flight.charge, service(request.size, generated), most)
+            request, generated = self._requests[identifier], flight.generated(now)
+            had = service(request.size, generated) if generated else 0.0
+            if used := max(had, flight.held(now)) if request.arrival.streamed else had:
+                self._queue.accrue(request, flight.charge, used, most)
 
     def _longest_debt(self, now: float) -> float:
         """Most service of the pool for which a band waits for what its requests took beyond their cost, tokens."""

@@ -105,12 +105,20 @@ class Endpoint:
         self.broken = self.broken + 1 if failed else 0
         self.spared_until = now + TUNING.failing_span
 
+    def note_try(self, now: float, *, again: bool) -> None:
+        """Note that it gets a request without admission: if it fails, one tries it.
+
+        None that failed elsewhere (`again`): else one bad request after the other would keep it out.
+        """
+        if not again:
+            self.spared_until = now + TUNING.failing_span
+
     def fails(self, now: float) -> bool:
         """Whether it fails on requests without admission and gets none now, by the core's rule `failing`.
 
         As it fails at once, it would have the fewest, and get all that come.
         """
-        return self.broken >= TUNING.failing_after and (now < self.spared_until or self.relayed > 0)
+        return self.broken >= TUNING.failing_after and now < self.spared_until
 
     @contextmanager
     def relaying(self, request: RequestId) -> Iterator[None]:

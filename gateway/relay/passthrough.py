@@ -190,6 +190,7 @@ async def _pass(
 
     while len(asked) < _TRIES and tried.seen < _TRIES and (endpoint := another()):
         asked.add(endpoint.id)
+        endpoint.note_try(plane.clock(), again=failed)
         headers = towards_endpoint(
             scope,
             exchange.identifier,
@@ -230,7 +231,7 @@ async def _pass(
             answer, piece = begun
             lacking, denied = endpoint.lacks(answer.status, model), endpoint.denies(answer.status)
             absent = lacking or endpoint.lacks_route(answer.status, piece)
-            broken = not absent and _failed(plane, endpoint, answer.status, piece)
+            broken = not absent and _failed(plane, endpoint, answer.status, piece, again=failed)
             hidden = denied or (absent and failed)  # its 404 is not what the one that failed would have said
             if hidden or (
                 (absent or broken)
@@ -281,8 +282,11 @@ async def _begun(
     return None
 
 
-def _failed(plane: Plane, endpoint: Endpoint, status: int, piece: bytes) -> bool:
-    """Whether an answer, by its status and its first piece, is a failure of its endpoint; that is noted."""
+def _failed(plane: Plane, endpoint: Endpoint, status: int, piece: bytes, *, again: bool) -> bool:
+    """Whether an answer, by its status and its first piece, is a failure of its endpoint.
+
+    That is noted, unless another endpoint failed on the request before.
+    """
     if endpoint.denies(status):
         endpoint.watch.failed(DENIED)
         endpoint.note_answer(plane.clock(), failed=True)
@@ -293,7 +297,7 @@ def _failed(plane: Plane, endpoint: Endpoint, status: int, piece: bytes) -> bool
     if failed or status == HTTPStatus.NOT_FOUND:  # perhaps it is another engine by now
         endpoint.watch.failed(f"it answered {status}", dead=means is Meaning.DEAD)
     away = endpoint.turns_away(status)
-    if failed or away or status < HTTPStatus.BAD_REQUEST:
+    if status < HTTPStatus.BAD_REQUEST or ((failed or away) and not again):
         endpoint.note_answer(plane.clock(), failed=failed or away)
     return failed
 

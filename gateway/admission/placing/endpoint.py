@@ -230,7 +230,7 @@ class EndpointRecord:
         self.outlook.sent(reservation, request.kind, capacity.block_size)
         if capacity.shares_prefix:
             self.recent.sent(prefix, tokens=request.size)
-        if self.fails:
+        if self.fails and not request.failures:
             self._spare(now)
         self.advance(now)
         return reservation

@@ -81,8 +81,13 @@ class Endpoints:
         if not endpoint.cold and endpoint.all_cold:  # maybe since an answer ended; the others go by scrapes
             self._note_cold()
 
-    def failed(self, endpoint: EndpointRecord, now: float) -> None:
-        """Note that an endpoint failed on a request, which had no token."""
+    def failed(self, endpoint: EndpointRecord, request: RequestRecord, now: float) -> None:
+        """Note that an endpoint failed on a request, which had no token. One that failed elsewhere says nothing of it.
+
+        Else one bad request of a client every five seconds would keep an endpoint out: its second try waits for it.
+        """
+        if request.failures:
+            return
         endpoint.note_failure(now)
         self._note_sound()
 

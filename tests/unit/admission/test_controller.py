@@ -71,6 +71,15 @@ class TestRoom:
         assert p.endpoint("b").closed_by == ()
         p >> done(9) << Dispatch(5, "a")
 
+    def test_a_bad_request_that_failed_elsewhere_does_not_keep_an_endpoint_out(self, play):
+        """It waits for its second try, so one every five seconds would be the only ones that try the endpoint."""
+        p = play() >> up("a", blocks=100) >> arrived(9) << Dispatch(9, "a") >> progress(r9=1) >> up("b", blocks=100)
+        for number in range(TUNING.failing_after):
+            p >> arrived(number) << Dispatch(number, "b") >> Finished(number, Verdict.FAILED)
+        p >> arrived(5) << Dispatch(5, "a") >> Returned(5, Back.FAILED) << nothing
+        p >> at(TUNING.failing_span) >> Tick() << Dispatch(5, "b") >> Returned(5, Back.FAILED)
+        p << refused(5, Outcome.UPSTREAM_ERROR) >> arrived(6) << Dispatch(6, "b")
+
     def test_an_endpoint_that_lacks_what_some_requests_name_stays_open_to_all_others(self, play):
         p = play() >> up("a") >> up("b")
         for number in range(1, 2 + TUNING.failing_after):
@@ -107,9 +116,8 @@ class TestRoom:
 
     def test_endpoints_that_all_fail_are_not_spared(self, play):
         p = play() >> up("a", blocks=100) >> up("b", blocks=100)
-        for number in range(6):
-            p >> arrived(number, blocks=1) << Dispatch(number, "a") >> Returned(number, Back.FAILED)
-            p << Dispatch(number, "b") >> Returned(number, Back.FAILED) << refused(number, Outcome.UPSTREAM_ERROR)
+        for number, endpoint in enumerate(["a"] * TUNING.failing_after + ["b"] * TUNING.failing_after):
+            p >> arrived(number, blocks=1) << Dispatch(number, endpoint) >> Finished(number, Verdict.FAILED)
         assert p.endpoint("a").closed_by == p.endpoint("b").closed_by == ()
 
     def test_nobody_overtakes_the_head_of_the_queue(self, play):

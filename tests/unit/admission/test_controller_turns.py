@@ -278,6 +278,14 @@ def test_what_requests_have_had_is_counted_once_a_second_where_there_are_several
         assert p.controller._queue._served == service
 
 
+@pytest.mark.parametrize(("streamed", "counted"), [(True, 2 * 20 * 30.0), (False, 0.0)])
+def test_a_stream_without_a_token_has_had_what_its_place_was_worth(play, streamed, counted):
+    """Else all places of an engine were taken from it before the first was paid."""
+    p = play() >> up("a", seqs=1) >> arrived(1, streamed=streamed) << Dispatch(1, "a") >> arrived(2, band=1) << nothing
+    p >> at(30.0) >> scrape("a", 30.0, kv=0.1, running=1, waiting=0, tokens=0)
+    assert p.controller._queue._served == counted
+
+
 @pytest.mark.parametrize(("band", "goes"), [(0, 4), (3, 3)])
 def test_a_flow_within_its_share_finds_room_that_a_backlog_left_free_unless_it_is_less_urgent(play, band, goes):
     """Without it, it would wait for somebody's end each time."""
