@@ -49,10 +49,9 @@ added 5 ms to each instead of 0.2."""
 AT_ONCE_VALUES = 200
 """Most values of such a body (`dear_values`). A template may print them one below the other, each indented by its
 depth: of 4 KB of brackets that took 2 s."""
-AT_ONCE_CHARACTERS = 16 * 2**10
-"""Most characters of its prompt: a template may repeat a part of the body for each message."""
 AT_ONCE_SECONDS = 0.01
-"""CPU time that it may take on the event loop. After that it begins anew in the pool."""
+"""CPU time that it may take on the event loop, as far as can be told from its prompt: a template may repeat a part of
+the body for each message. After that it begins anew in the pool."""
 
 FIRST_AGAIN = 5.0
 """Seconds after which an endpoint is probed again that did not answer all probes. Each further time doubles them."""
@@ -437,7 +436,7 @@ class ModelCounter:
             and dear_values(api, body) <= AT_ONCE_VALUES
         )
         if little and (self.source is None or self._unavailable or is_quick(self.source)):
-            with contextlib.suppress(TooMuchHereError), limited(AT_ONCE_SECONDS, AT_ONCE_CHARACTERS):
+            with contextlib.suppress(TooMuchHereError), limited(AT_ONCE_SECONDS):
                 return work()
         try:
             return await self._pool.run(flow, size, work)

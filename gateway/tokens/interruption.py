@@ -6,7 +6,6 @@ for a thread may go on in a process.
 
 import math
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ class CallerLeftError(BaseException):
 
 
 class TooMuchHereError(BaseException):
-    """The job takes too long for this thread, or handles too much text for it."""
+    """The job takes too long for this thread, or will by the text that it is about to handle."""
 
 
 class _OverdueError(BaseException):
@@ -38,11 +37,11 @@ class _Thread(threading.local):
     """Set once the caller of this thread's job has left."""
     until = math.inf
     """CPU seconds of this thread at which its job takes too long for it."""
-    most = sys.maxsize
-    """Characters of the longest text that its job may handle here."""
 
 
 class _Process:
+    job = 0
+    """Number of its jobs so far."""
     open = False
     """Whether a signal may end what this process is doing."""
     left = False
@@ -61,30 +60,29 @@ def follow(left: threading.Event) -> None:
 
 
 class limited:  # noqa: N801  # used like a function
-    """Let what this thread does inside take so much CPU time, and handle texts of so many characters.
+    """Let what this thread does inside take so much CPU time.
 
     Raises:
         TooMuchHereError: it is more, as far as the job looked.
     """
 
-    __slots__ = ("_characters", "_seconds")
+    __slots__ = ("_seconds",)
 
-    def __init__(self, seconds: float, characters: int = sys.maxsize) -> None:
+    def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._characters = characters
 
     def __enter__(self) -> None:
-        _thread.until, _thread.most = time.thread_time() + self._seconds, self._characters
+        _thread.until = time.thread_time() + self._seconds
 
     def __exit__(self, *_: object) -> None:
-        _thread.until, _thread.most = math.inf, sys.maxsize
+        _thread.until = math.inf
 
 
-def look(characters: int = 0) -> None:
+def look(seconds: float = 0.0) -> None:
     """End this thread's job if its caller has left, or if it is too much for this thread.
 
     Args:
-        characters: of the text that it is about to handle.
+        seconds: CPU time that it is about to take, in compiled code that cannot look.
 
     Raises:
         CallerLeftError: its caller has left.
@@ -92,7 +90,7 @@ def look(characters: int = 0) -> None:
     """
     if _thread.left.is_set():
         raise CallerLeftError
-    if characters > _thread.most or time.thread_time() >= _thread.until:
+    if time.thread_time() + seconds >= _thread.until:
         raise TooMuchHereError
 
 
@@ -108,6 +106,7 @@ def interruptible(call: Callable[[], R], longest: float) -> R:
         CallerLeftError: it was ended.
         InvalidRequestError: it took more CPU seconds than this, or more memory than the process may have.
     """
+    _process.job += 1
     _process.left = False
     _process.until = time.process_time() + longest
     _process.open = True
@@ -142,6 +141,16 @@ def whole() -> Iterator[None]:
             _process.until += time.process_time() - began
         _process.open = before
     _look_at_job()
+
+
+def present() -> int | None:
+    """The number of this process's job if a signal may end it, for another thread."""
+    return _process.job if _process.open else None
+
+
+def overdue() -> bool:
+    """Whether this process's job takes too long, for another thread."""
+    return _process.open and time.process_time() >= _process.until
 
 
 def listen(number: signal.Signals) -> None:

@@ -67,6 +67,10 @@ def _in_process(size: int) -> float:
 _MOST_MEMORY = 8 * 2**30
 """Bytes of memory that a process may have: twice what encoding 32 MiB of text takes."""
 
+_HEEDED_WITHIN = 2.0
+"""Seconds in which a job ends that is told to, or its process does: compiled code hears no signal, and some tokenizers
+take the square of a run of digits, half an hour for a megabyte."""
+
 _AGAIN = 0.25
 """Seconds until a job that still runs is told again to end: it may just have begun, or be loading a tokenizer."""
 
@@ -82,8 +86,9 @@ class WorkerDiedError(Exception):
 class CountingPool:
     """Threads for ordinary bodies, processes for large ones, each kind behind a queue that is fair by flow.
 
-    A job whose caller has left is dropped while it waits, and ended while it runs: in a process at once, in a thread
-    where it looks for that. What takes a thread too long begins anew in a process. A process that dies is replaced.
+    A job whose caller has left is dropped while it waits, and ended while it runs: in a process at once, or with it
+    after two seconds, in a thread where it looks for that. What takes a thread too long begins anew in a process. A
+    process that dies is replaced.
     """
 
     def __init__(self, *, threads: int, processes: int, process_bytes: int, max_pending_bytes: int) -> None:
@@ -267,12 +272,13 @@ class _Lane:
         worker = self._running.pop(job, None)
         if worker is None:  # given up by `close`
             return
-        occupied = (time.monotonic() - job.began) * _BYTES_PER_SECOND
-        self._queue.charge(job.flow, max(0.0, occupied - job.size))
+        occupied, longest = time.monotonic() - job.began, self._longest(job.size)
+        self._queue.charge(job.flow, max(0.0, occupied * _BYTES_PER_SECOND - job.size))
         if isinstance(error, BrokenProcessPool):
             _end(worker)
             worker = self._make()
-            error = WorkerDiedError("the process that counted a prompt died")
+            died = WorkerDiedError("the process that counted a prompt died")
+            error = interruption.too_much(longest) if occupied >= longest else died
         self._idle.append(worker)
         _settle(job.done, result, error)
         self._dispatch()
@@ -392,10 +398,27 @@ def _settle_in() -> None:
     interruption.listen(_ENDING)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+        signals, woken = os.pipe2(os.O_NONBLOCK)
+        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+        threading.Thread(target=_watch, args=(parent.sentinel, signals), daemon=True).start()
 
 
-def _end_with(sentinel: int) -> None:
+def _watch(parent: int, signals: int) -> None:
+    """End this process when its parent is gone, or if its job does not heed a signal.
+
+    Args:
+        parent: readable once that is gone.
+        signals: where each signal comes as a byte.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, {_ENDING})  # it is for the thread that counts
-    multiprocessing.connection.wait([sentinel])
+    wait = multiprocessing.connection.wait
+    while parent not in wait([parent, signals]):
+        told = os.read(signals, 4096)
+        job = interruption.present()
+        if (
+            job is not None
+            and (_ENDING in told or interruption.overdue())
+            and (wait([parent], _HEEDED_WITHIN) or interruption.present() == job)
+        ):
+            break
     os._exit(1)

@@ -17,6 +17,7 @@ import msgspec
 
 from gateway.runtime.descriptors import lacking
 from gateway.tokens.count import PromptTooLongError
+from gateway.tokens.encoding_time import encoding_seconds
 from gateway.tokens.fast_tokenizer import FastTokenizer, UnlikeError
 from gateway.tokens.hub import digest, fetched, hub_answers, missed
 from gateway.tokens.interruption import look, whole
@@ -146,6 +147,7 @@ class Renderer:
     def count_text(self, text: str) -> int:
         """The tokens of a plain text; of a very long one an estimate: as its beginning, or as ordinary text."""
         beginning = text[:_ESTIMATED_FROM]
+        look(encoding_seconds(beginning))
         tokens = len(self._encode(beginning.encode(errors="replace").decode(), True))
         rest = len(text) - len(beginning)
         return tokens + rest * max(tokens, len(beginning) // _CHARS_OF_A_TOKEN) // max(1, len(beginning))
@@ -186,7 +188,7 @@ class Renderer:
         return self._tokenizer.encode(text, special=special)
 
     def _measure(self, text: str, encoding: Encoding, max_model_len: int) -> MeasuredPrompt:
-        look(len(text))
+        look(encoding_seconds(text))
         if not text.isascii() and _SURROGATE.search(text):
             raise InvalidRequestError("The prompt is not valid Unicode: it holds a lone surrogate.")
         most = encoding.most_tokens(max_model_len)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from gateway.tokens.encoding_time import PER_BYTE
 from gateway.tokens.interruption import look
 
 _LOOKED_AT = 64
@@ -55,8 +56,8 @@ def _joined(pieces: Iterable[str]) -> str:
             raise OutputTooLongError(size)
         kept.append(piece)
         if number % _LOOKED_AT == 0:
-            look(size)
-    look(size)
+            look(PER_BYTE * size)
+    look(PER_BYTE * size)
     return "".join(kept)
 
 

@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import errno
 import functools
+import hashlib
 import json
 import multiprocessing
 import os
@@ -177,6 +178,25 @@ async def test_a_process_that_dies_of_its_work_is_replaced(pool: CountingPool) -
         await pool.run("flow", LARGE, os._exit, 1)
     second = await pool.run("flow", LARGE, os.getpid)
     assert second not in (first, os.getpid())
+
+
+def compiled_for_ever() -> None:
+    """Work that no signal ends, as a tokenizer that takes the square of its text."""
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+
+
+async def test_compiled_work_whose_caller_left_ends_with_its_process(pool: CountingPool) -> None:
+    before = await pool.run("flow", LARGE, os.getpid)
+    left = asyncio.create_task(pool.run("flow", LARGE, compiled_for_ever))
+    await asyncio.sleep(0)
+    left.cancel()
+    assert await asyncio.wait_for(pool.run("other", LARGE, os.getpid), PATIENCE) != before
+
+
+async def test_compiled_work_that_takes_too_long_is_refused_and_ends_with_its_process(pool: CountingPool) -> None:
+    with pytest.raises(InvalidRequestError, match=r"too much to count: that took over 2\.0 s"):
+        await asyncio.wait_for(pool.run("flow", LARGE, compiled_for_ever), PATIENCE)
+    assert await pool.run("flow", LARGE, len, "abc") == 3
 
 
 async def test_a_process_that_died_while_idle_costs_nobody_an_answer(pool: CountingPool) -> None:

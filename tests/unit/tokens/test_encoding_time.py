@@ -1,0 +1,50 @@
+import pytest
+
+from gateway.tokens.encoding_time import encoding_seconds
+from gateway.tokens.interruption import TooMuchHereError, limited
+from gateway.tokens.render import Renderer
+
+WORDS = "It was the best of times, it was the worst of times in 1859. "
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "most"),
+    [
+        ("", 0.0, 0.0),
+        (WORDS * 64, 0.001, 0.003),
+        ("Es war die beste Zeit, für alle. " * 64, 0.003, 0.005),
+        ("\ufdfa" * 5000, 0.02, 0.03),
+        ("1234567890" * 100, 0.001, 0.002),
+        ("1234567890" * 6000, 3.0, 4.0),
+        (WORDS + "1234567890" * 6000 + WORDS, 3.0, 4.0),
+        ("1234567890 " * 6000, 0.03, 0.04),
+        ("\ud800" * 100, 0.0, 0.001),
+    ],
+)
+def test_it_grows_with_the_text_and_with_the_square_of_its_runs_of_digits(text, least, most):
+    assert least <= encoding_seconds(text) <= most
+
+
+@pytest.mark.parametrize("before", range(0, 1000, 111))
+def test_no_long_run_is_missed(before):
+    assert encoding_seconds("a" * before + "1" * 1000 + "a" * 1000) > 0.001
+
+
+class NeverAsked:
+    """A tokenizer that must not encode."""
+
+    longest = 128
+    compiled = True
+    backend = None
+    special_tokens = frozenset[str]()
+
+    def template(self, _given, *, tools):
+        assert tools in {True, False}
+
+    def encode(self, _text, *, special):
+        raise AssertionError(special)
+
+
+def test_what_would_take_too_long_is_not_begun():
+    with limited(0.25), pytest.raises(TooMuchHereError):
+        Renderer(NeverAsked()).count_text("1234567890" * 6000)
