@@ -452,7 +452,8 @@ class AdmissionController:
         elif not generated and tokens is None and event.verdict is Verdict.DONE:  # it completed without its length
             had = used = request.cost
         else:
-            had = service(request.size, generated) if generated or aborted else 0.0
+            size = request.size if event.prompt_tokens is None else event.prompt_tokens
+            had = service(size, generated) if generated or aborted else 0.0
             # Nobody knows when a whole answer had its first token: it pays its tokens.
             used = had if generated and not aborted and not request.arrival.streamed else max(had, flight.held(now))
         self._queue.settle(request, flight.charge, used, self._longest_debt(now))

@@ -91,6 +91,8 @@ class Arrived:
     """Whether it needs no place, as an embedding: the driver charges its tenant, and the core never sees it."""
     charged: bool = False
     """Whether it was charged to its tenant's limits when it came: an owner of the decisions was there then."""
+    estimated: bool = False
+    """Whether its prompt was not counted exactly: its tenant is charged by what `Finished` says of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,8 @@ class Finished:
     verdict: Verdict
     completion_tokens: int | None = None
     """From `usage` if the endpoint gave it; 0 if it refused the request."""
+    prompt_tokens: int | None = None
+    """From `usage` for a prompt that was `estimated`."""
 
 
 class ResidencyPhase(Enum):

@@ -86,12 +86,18 @@ class Admission:
         """Report that the client of a dispatched request is behind."""
         self.decider.handle(Behind(request))
 
-    def finish(self, request: RequestId, verdict: Verdict, completion_tokens: int | None = None) -> None:
-        """Report that a dispatched request has left its endpoint."""
+    def finish(
+        self,
+        request: RequestId,
+        verdict: Verdict,
+        completion_tokens: int | None = None,
+        prompt_tokens: int | None = None,
+    ) -> None:
+        """Report that a dispatched request has left its endpoint; see `Finished`."""
         generated, next_report = self.counts.forget(request)
         if generated is not None and not (next_report and completion_tokens):
             self.decider.handle(Progress(((request, generated),)))
-        self.decider.handle(Finished(request, verdict, completion_tokens))
+        self.decider.handle(Finished(request, verdict, completion_tokens, prompt_tokens))
 
     async def explain(self, arrival: Arrived) -> Explanation:
         """Decision about a request if it arrived now, and its reasons. Changes nothing.

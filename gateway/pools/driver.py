@@ -117,22 +117,25 @@ class Driver:
     def _refused(self, event: Event, now: float) -> Reject | None:
         """Charge what happened to the request's tenant; the refusal of a request that is over a limit."""
         match event:
-            case Arrived(request, demand, charged=charged):
+            case Arrived(request, demand, charged=charged, estimated=estimated):
                 if charged:
-                    self._tenants.declare(event.flow, request, demand.prompt_tokens)
-                elif exceeded := self._tenants.charge(event.flow, request, demand.prompt_tokens, now):
+                    self._tenants.declare(event.flow, request, demand.prompt_tokens, estimated=estimated)
+                elif exceeded := self._tenants.charge(
+                    event.flow, request, demand.prompt_tokens, now, estimated=estimated
+                ):
                     standing = self._tenants.standing(event.flow, now)
                     return Reject(
                         request, Outcome.RATE_LIMIT_EXCEEDED, exceeded.retry_after, exceeded, standing, "limit"
                     )
             case Declared(arrival, _, generated):
-                self._tenants.declare(arrival.flow, arrival.request, arrival.demand.prompt_tokens, generated)
+                prompt, estimated = arrival.demand.prompt_tokens, arrival.estimated
+                self._tenants.declare(arrival.flow, arrival.request, prompt, generated, estimated=estimated)
             case Progress(generated):
                 self._tenants.generated(generated)
             case Cancelled(request) | Finished(request, Verdict.UNSERVED):
                 self._tenants.refund(request, now)
-            case Finished(request, _, completion_tokens):
-                self._tenants.settle(request, completion_tokens, now)
+            case Finished(request, _, completion_tokens, prompt_tokens):
+                self._tenants.settle(request, completion_tokens, now, prompt_tokens)
             case Warmth():
                 self._tenants.restore(event.owed, now - event.age)
         return None
@@ -146,7 +149,8 @@ class Driver:
         """See `Decider.explained`."""
         self.handle(Tick())  # an arriving request would find the accounts up to date, too
         now, size = self._clock(), arrival.demand.prompt_tokens
-        return self._controller.explain(arrival, now).over(self._tenants.exceeded(arrival.flow, size, now))
+        exceeded = self._tenants.exceeded(arrival.flow, size, now, estimated=arrival.estimated)
+        return self._controller.explain(arrival, now).over(exceeded)
 
     async def turn(self, request: RequestId) -> Turn | None:
         """See `Decider.turn`."""

@@ -8,11 +8,10 @@ import asyncio
 from http import HTTPStatus
 
 from gateway.admission.commands import Dispatch
-from gateway.admission.events import Back, Demand, EndpointId, Verdict
+from gateway.admission.events import Back, Demand, Verdict
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.pools.admission import RejectedError
 from gateway.pools.directory import Endpoint, Pool
-from gateway.pools.stored_responses import StoredResponse
 from gateway.relay.attempt import Attempt, Ended, Outgoing, Retryable
 from gateway.relay.demand import NO_ENDPOINT, Asked, Work
 from gateway.relay.editing import asks_usage
@@ -22,6 +21,7 @@ from gateway.relay.heartbeat import heartbeat
 from gateway.relay.place import Place
 from gateway.relay.plane import Plane
 from gateway.relay.refusal_sentences import refusal
+from gateway.relay.stored import Made
 from gateway.relay.traced_wait import noting
 from gateway.server.asgi import path
 from gateway.wire.engine_kinds import KINDS
@@ -47,13 +47,7 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
     interval = plane.settings.admission.queue.heartbeat
     place = Place(pool.admission, plane.new_request(), work.demand)
     exchange.request = place.request
-
-    def stored(response_id: str, endpoint: EndpointId) -> None:
-        if not request.stored:
-            return
-        key = work.client.flow if work.client.keyed else None
-        plane.directory.remember_response(response_id, StoredResponse(endpoint, request.model or pool.name, key))
-
+    made = Made(plane, work)
     try:
         async with heartbeat(exchange, interval, place.turn), noting(exchange, place.turn):
             dispatch = await _first_dispatch(plane, exchange, place, work)
@@ -91,21 +85,12 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
                 plane.upstream,
                 endpoint,
                 turnstile=plane.turnstile,
-                stored=stored,
+                stored=made.begun,
             )
             result = await attempt.run(outgoing, headers, evacuated=evacuated, ids=ids, model=request.model)
             if isinstance(result, Ended):
-                told = exchange.usage
-                usage = _of_whole(told, work.demand, endpoint)
-                if usage is not told:
-                    exchange.usage = usage
-                unreported = 0 if result.outcome is Outcome.ENDPOINT_REFUSED else None
-                # Not 0 for a prompt that was only read: that is a refusal's, and would be charged no prompt.
-                place.release(result.verdict, unreported if usage is None else max(1, usage.completion_tokens))
-                own = work.count.by is pool.counter
-                if own and usage is not None and told is not None and told.prompt_tokens:
-                    handed_to = None if ids is None else endpoint.base_url
-                    pool.counter.settle(work.count, usage.prompt_tokens, handed_to=handed_to)
+                _note_end(exchange, place, work, endpoint, result, given_ids=ids is not None)
+                made.ended(exchange.usage)
                 return result.outcome
             await plane.turnstile.pass_through()
             _note_unanswered(exchange, place, work, endpoint, result.cause)
@@ -121,6 +106,22 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
         place.release(Verdict.ABORTED)
 
 
+def _note_end(
+    exchange: Exchange, place: Place, work: Work, endpoint: Endpoint, result: Ended, *, given_ids: bool
+) -> None:
+    """Give back its place, and go by what its engine says that it took."""
+    told, counter = exchange.usage, work.pool.counter
+    usage = _of_whole(told, work.demand, endpoint)
+    if usage is not told:
+        exchange.usage = usage
+    unreported = 0 if result.outcome is Outcome.ENDPOINT_REFUSED else None
+    # Not 0 for a prompt that was only read: that is a refusal's, and would be charged no prompt.
+    tokens = unreported if usage is None else max(1, usage.completion_tokens)
+    place.release(result.verdict, tokens, _of_estimated(usage, work))
+    if work.count.by is counter and usage is not None and told is not None and told.prompt_tokens:
+        counter.settle(work.count, usage.prompt_tokens, handed_to=endpoint.base_url if given_ids else None)
+
+
 def _of_whole(usage: Usage | None, demand: Demand, endpoint: Endpoint) -> Usage | None:
     """The usage of a whole request, estimated where the engine tells that of one sequence only, or of no prompt.
 
@@ -132,6 +133,13 @@ def _of_whole(usage: Usage | None, demand: Demand, endpoint: Endpoint) -> Usage 
     if demand.sequences > 1 and identity is not None and KINDS[identity.kind].tells_one:
         return Usage(demand.prompt_tokens, usage.completion_tokens * demand.sequences)
     return usage if usage.prompt_tokens else Usage(demand.prompt_tokens, usage.completion_tokens)
+
+
+def _of_estimated(usage: Usage | None, work: Work) -> int | None:
+    """The tokens of a prompt that was estimated, as its engine counts them: no more than its model takes."""
+    if usage is None or work.count.source.exact:
+        return None
+    return min(usage.prompt_tokens, len(work.demand.prompts) * work.pool.max_model_len)
 
 
 async def _first_dispatch(plane: Plane, exchange: Exchange, place: Place, work: Work) -> Dispatch:

@@ -105,6 +105,7 @@ class Work(msgspec.Struct, frozen=True):
             key=self.fingerprint,
             failures=failures,
             holder=self.holder,
+            estimated=not self.count.source.exact,
         )
 
 

@@ -25,7 +25,7 @@ from gateway.relay.editing import check_names
 from gateway.relay.exchange import RefusedError
 from gateway.relay.fingerprint import fingerprint
 from gateway.relay.plane import Plane
-from gateway.relay.stored import holder
+from gateway.relay.stored import holder, with_earlier
 from gateway.server.asgi import ClientGoneError, Receive, Scope
 from gateway.wire.errors import ErrorAnswer, error_answer, reasons
 from gateway.wire.request import Api, told_by
@@ -77,7 +77,7 @@ class RelayExplainer:
         refuse_background(request)
         if pool.caseless:
             await check_names(plane, _FLOW, body)
-        count = await counted(pool, request, _FLOW)
+        count = with_earlier(plane, request.previous_response_id, await counted(pool, request, _FLOW))
         require_endpoints(pool)
         refuse_overriding(pool.overriding, request)
         known_by = await fingerprint(client.flow, body, plane.hash_key)

@@ -56,11 +56,11 @@ class Place:
         if self._held:
             self._admission.behind(self.request)
 
-    def release(self, verdict: Verdict, completion_tokens: int | None = None) -> None:
-        """Give the place back for good; does nothing when none is held."""
+    def release(self, verdict: Verdict, completion_tokens: int | None = None, prompt_tokens: int | None = None) -> None:
+        """Give the place back for good, see `Finished`; does nothing when none is held."""
         if self._held:
             self._held = False
             if completion_tokens is None and self._unread and verdict is Verdict.ABORTED:
                 completion_tokens = self._most
             tokens = None if completion_tokens is None else min(completion_tokens, self._most)
-            self._admission.finish(self.request, verdict, tokens)
+            self._admission.finish(self.request, verdict, tokens, prompt_tokens)

@@ -30,7 +30,7 @@ from gateway.relay.editing import asks_usage, check_names, edited_for
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.fingerprint import fingerprint
 from gateway.relay.plane import Plane
-from gateway.relay.stored import holder
+from gateway.relay.stored import holder, with_earlier
 from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
 from gateway.wire.request import Edits, GenerationRequest
@@ -68,7 +68,7 @@ async def prepare(plane: Plane, asked: Asked, pool: Pool) -> Work:
     if count.ids:
         payload.keep(count.ids)
         count = replace(count, ids=b"")  # from here on only the payload has them
-    exchange.count = count
+    exchange.count = count = with_earlier(plane, request.previous_response_id, count)
     refuse_overriding(pool.overriding, request)
     demand, most = bounded(pool, client, request, count, _demanded(plane, pool, request, count))
     exchange.demand, exchange.max_tokens = demand, most

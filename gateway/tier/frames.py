@@ -138,6 +138,7 @@ class Ended(_Message, tag=7):
     request: RequestId
     verdict: Verdict
     completion_tokens: int | None
+    prompt_tokens: int | None = None
 
 
 class Stepped(_Message, tag=8):

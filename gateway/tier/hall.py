@@ -295,7 +295,8 @@ class Hall:
         self._arrived(seat, message.model, message.arrival)
 
     def _ended(self, seat: Seat, message: Ended) -> None:
-        self._end(seat, message.request, Finished(message.request, message.verdict, message.completion_tokens))
+        request, tokens = message.request, (message.completion_tokens, message.prompt_tokens)
+        self._end(seat, request, Finished(request, message.verdict, *tokens))
 
     def _left(self, seat: Seat, message: Left) -> None:
         """Take out a request that waits. One dispatched meanwhile ends when its front hears of that."""

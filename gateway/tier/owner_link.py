@@ -371,9 +371,9 @@ class Link:
             case Behind(request):
                 carried[request].behind = True
                 self.send(Lags(request))
-            case Finished(request, verdict, completion_tokens):
+            case Finished(request, verdict, completion_tokens, prompt_tokens):
                 carried.pop(request, None)
-                self.send(Ended(request, verdict, completion_tokens))
+                self.send(Ended(request, verdict, completion_tokens, prompt_tokens))
             case Cancelled(request):
                 carried.pop(request, None)
                 self.send(Left(request))

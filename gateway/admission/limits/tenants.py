@@ -1,8 +1,9 @@
 """The account of what each tenant has used of its limits, over all models.
 
-A request is charged on its arrival by the exact count of its prompts, and on its end by the output tokens that the
-engine reports, else by those that were noted. Output is not foreseen: a tenant that ran over its tokens pays before its
-next request. Requests at once are kept by id, so that nothing can leak.
+A request is charged on its arrival by the count of its prompts, and on its end by the output tokens that the
+engine reports, else by those that were noted. An estimated prompt is corrected then, and is never too large for a
+limit. Output is not foreseen: a tenant that ran over its tokens pays before its next request. Requests at once are kept
+by id, so that nothing can leak.
 """
 
 from collections.abc import Iterable, Mapping
@@ -80,25 +81,31 @@ class Tenants:
             self._share = share
             self.govern(self._limits)
 
-    def charge(self, flow: str, request: RequestId, prompt_tokens: int, now: float) -> Exceeded | None:
+    def charge(
+        self, flow: str, request: RequestId, prompt_tokens: int, now: float, *, estimated: bool = False
+    ) -> Exceeded | None:
         """Charge an arriving request to its tenant, or say which limit it exceeds. One that does is not charged."""
         account = self._accounts.get(flow)
         if account is None:
             return None
+        prompt_tokens = _asked(account, prompt_tokens, estimated=estimated)
         if (exceeded := _exceeded(account, prompt_tokens, now)) is not None:
             return exceeded
         self._enter(account, request, prompt_tokens, *_charge(account, 1, prompt_tokens, now))
         return None
 
-    def exceeded(self, flow: str, prompt_tokens: int, now: float) -> Exceeded | None:
+    def exceeded(self, flow: str, prompt_tokens: int, now: float, *, estimated: bool = False) -> Exceeded | None:
         """The limit that a request would exceed if it arrived now. Changes nothing."""
         account = self._accounts.get(flow)
-        return None if account is None else _exceeded(account, prompt_tokens, now)
+        return None if account is None else _exceeded(account, _asked(account, prompt_tokens, estimated=estimated), now)
 
-    def declare(self, flow: str, request: RequestId, prompt_tokens: int, generated: int = 0) -> None:
+    def declare(
+        self, flow: str, request: RequestId, prompt_tokens: int, generated: int = 0, *, estimated: bool = False
+    ) -> None:
         """Note a request in flight that an earlier owner of the decisions has charged."""
         account = self._accounts.get(flow)
         if account is not None and request not in self._charged:
+            prompt_tokens = _asked(account, prompt_tokens, estimated=estimated)
             self._enter(account, request, prompt_tokens, _EARLIER, _EARLIER)
             account.in_flight[request] = generated
 
@@ -123,11 +130,20 @@ class Tenants:
                 account.tokens.refund(charged.prompt_tokens, charged.tokens, now)
             self._note_limited()
 
-    def settle(self, request: RequestId, completion_tokens: int | None, now: float) -> None:
-        """Charge the output of a request that has ended; None: as many tokens as were noted."""
+    def settle(
+        self, request: RequestId, completion_tokens: int | None, now: float, prompt_tokens: int | None = None
+    ) -> None:
+        """Charge the output of a request that has ended, and correct the charge for its prompt.
+
+        None: as many output tokens as were noted, and of the prompt as many as were charged.
+        """
         if (charged := self._charged.pop(request, None)) is not None:
-            noted = charged.account.in_flight.pop(request)
-            _charge(charged.account, 0, noted if completion_tokens is None else completion_tokens, now)
+            account = charged.account
+            noted = account.in_flight.pop(request)
+            more = 0 if prompt_tokens is None else prompt_tokens - charged.prompt_tokens
+            if more < 0 and account.tokens is not None and charged.tokens is not None:
+                account.tokens.refund(-more, charged.tokens, now)
+            _charge(account, 0, max(0, more) + (noted if completion_tokens is None else completion_tokens), now)
             self._note_limited()
 
     def standing(self, flow: str, now: float) -> Standing | None:
@@ -166,6 +182,11 @@ class Tenants:
     ) -> None:
         self._charged[request] = _Charged(account, prompt_tokens, requests, tokens)
         account.in_flight[request] = 0
+
+
+def _asked(account: _Account, prompt_tokens: int, *, estimated: bool) -> int:
+    """The prompt tokens for which a request asks. What may be less refuses it at no time for good."""
+    return min(prompt_tokens, account.tokens.limit) if estimated and account.tokens is not None else prompt_tokens
 
 
 def _exceeded(account: _Account, prompt_tokens: int, now: float) -> Exceeded | None:

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.admission.commands import Dispatch, Reject
-from gateway.admission.events import Back, Cancelled, EndpointDown, Returned, Tick
+from gateway.admission.events import Back, Cancelled, EndpointDown, Finished, Returned, Tick, Verdict
 from gateway.admission.outcomes import Outcome
 from gateway.admission.policy import Band
 from tests.unit.admission.playbook import aborted, arrived, at, done, nothing, progress, refused, scrape, up
@@ -212,6 +212,19 @@ class TestFairness:
             )
         took = dict.fromkeys(range(1, 6), 900) | dict.fromkeys(range(11, 16), 256)
         assert turns(p, 0, 5, took) == [1, 11, 12, 13, 14]
+
+    def test_what_an_estimated_prompt_really_took_is_charged(self, play):
+        p = self.one_runs(play)
+        for request in range(1, 6):
+            p >> costs_100(request, flow="estimated") >> costs_100(request + 10, flow="counted")
+        p >> done(0, 45) << Dispatch(1, "a") >> Finished(1, Verdict.DONE, 45, 310)
+        order = []
+        for _ in range(4):
+            (dispatch,), p.pending = p.pending, []
+            order.append(dispatch.request)
+            p >> done(dispatch.request, 45)
+        p.pending.clear()
+        assert order == [11, 12, 13, 14]
 
     def test_one_that_came_back_unanswered_is_charged_nothing(self, play):
         p = self.one_runs(play)

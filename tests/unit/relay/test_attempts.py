@@ -7,6 +7,7 @@ from gateway.admission.events import Progress, ShutdownStarted
 from gateway.relay import attempt
 from gateway.relay.payload import Room
 from gateway.runtime.turnstile import MOST
+from gateway.tokens.count import Source
 from gateway.upstream.interface import ConnectionLostError, UpstreamError
 from gateway.wire.token_ids import IdsField
 from tests.fakes.plane import (
@@ -316,6 +317,23 @@ async def test_what_waits_in_vain_is_refused_a_few_a_turn_of_the_loop(plane):
     driver.handle(ShutdownStarted())
     assert await few_at_once(clients, plane.lines)
     assert {client.status for client in clients} == {503}
+
+
+@pytest.mark.parametrize(("source", "told"), [(Source.LOCAL, None), (Source.ESTIMATE, 3), (Source.BOUND, 3)])
+async def test_an_estimated_prompt_is_corrected_by_what_its_engine_says(plane, source, told):
+    plane.counter.source, ended = source, []
+    plane.admissions["m"].finish = lambda *event: ended.append(event)
+    plane.replies.append(Reply(WHOLE))
+    await plane.ask().ended()
+    assert [event[2:] for event in ended] == [(1, told)]
+
+
+async def test_no_engine_has_more_of_an_estimated_prompt_than_its_model_takes(plane):
+    plane.counter.source, ended = Source.ESTIMATE, []
+    plane.admissions["m"].finish = lambda *event: ended.append(event)
+    plane.replies.append(Reply(WHOLE.replace(b'"prompt_tokens":3', b'"prompt_tokens":2147483647')))
+    await plane.ask().ended()
+    assert [event[3] for event in ended] == [plane.pool.max_model_len]
 
 
 ONE = b'"completion_tokens":1'

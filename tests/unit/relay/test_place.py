@@ -16,7 +16,7 @@ def test_a_place_is_given_back_once():
     made, admission = place(held=True)
     made.release(Verdict.DONE, 3)
     made.release(Verdict.FAILED)
-    assert admission.mock_calls == [(("finish"), (1, Verdict.DONE, 3), {})]
+    assert admission.mock_calls == [(("finish"), (1, Verdict.DONE, 3, None), {})]
 
 
 def test_where_none_is_held_nothing_is_given_back():
@@ -31,7 +31,7 @@ def test_the_owner_is_told_of_no_more_tokens_than_it_may_generate():
     made.progress(21)
     made.release(Verdict.DONE, 21)
     assert admission.counts.moved == {1: 20}
-    assert [call.args[-1] for call in admission.mock_calls] == [20, 20]
+    assert [call.args[1:] for call in admission.mock_calls] == [(20,), (Verdict.DONE, 20, None)]
 
 
 def test_who_leaves_an_answer_whose_tokens_nobody_knows_yet_pays_all_it_may_have():
@@ -39,4 +39,4 @@ def test_who_leaves_an_answer_whose_tokens_nobody_knows_yet_pays_all_it_may_have
         made, admission = place(held=True)
         made.unread()
         made.release(verdict)
-        assert admission.mock_calls == [(("finish"), (1, verdict, tokens), {})]
+        assert admission.mock_calls == [(("finish"), (1, verdict, tokens, None), {})]

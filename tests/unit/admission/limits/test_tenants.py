@@ -38,6 +38,33 @@ def test_tokens_are_charged_by_the_prompts_at_first_and_by_the_answer_at_its_end
     assert account.charge("alice", 2, 30, 0.0) is None
 
 
+@pytest.mark.parametrize(("told", "left"), [(10, 85), (60, 35), (None, 55)])
+def test_an_estimated_prompt_is_corrected_at_its_end(told, left):
+    account = tenants(tokens_per_minute=100)
+    account.charge("alice", 1, 40, 0.0, estimated=True)
+    account.settle(1, 5, 0.0, told)
+    assert account.standing("alice", 0.0).tokens.remaining == left
+
+
+def test_an_estimated_prompt_is_never_too_large_for_a_limit():
+    account = tenants(tokens_per_minute=100)
+    assert account.exceeded("alice", 101, 0.0, estimated=True) is None
+    assert account.charge("alice", 1, 500, 0.0, estimated=True) is None
+    assert account.charge("alice", 2, 500, 0.0, estimated=True).retry_after == pytest.approx(60.0)
+    account.settle(1, 0, 0.0, 30)
+    assert account.standing("alice", 0.0).tokens.remaining == 70
+
+
+def test_an_estimate_that_an_earlier_owner_charged_is_corrected_too():
+    account = tenants(tokens_per_minute=100)
+    account.charge("alice", 1, 80, 0.0, estimated=True)
+    successor = tenants(tokens_per_minute=100)
+    successor.restore(account.owed(0.0), 0.0)
+    successor.declare("alice", 1, 80, estimated=True)
+    successor.settle(1, 0, 0.0, 30)
+    assert successor.standing("alice", 0.0).tokens.remaining == 70
+
+
 def test_a_prompt_over_the_whole_limit_has_no_time_to_come_back():
     exceeded = tenants(tokens_per_minute=100).charge("alice", 1, 101, 0.0)
     assert (exceeded.asked, exceeded.retry_after) == (101, None)
