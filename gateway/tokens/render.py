@@ -93,6 +93,7 @@ _MOST_INDENTED = 2**21
 """Most values of a prompt that a template may print indented, each times its depth: some 16 MB of blanks."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_BLANKS = re.compile(r"\s+")
 
 
 class Renderer:
@@ -112,6 +113,7 @@ class Renderer:
         self._with_tools = _template(tokenizer, chat_template, tools=True)
         for template in (self._plain, self._with_tools):
             _compile(tokenizer, template)
+        self._strips = _strips(tokenizer)
         self._pieces = _pieces(tokenizer, [t.source for t in (self._plain, self._with_tools) if t is not None])
 
     def measure_chat(self, prompt: ChatPrompt, max_model_len: int) -> MeasuredPrompt:
@@ -148,7 +150,8 @@ class Renderer:
         """The tokens of a plain text; of a very long one an estimate: as its beginning, or as ordinary text."""
         beginning = text[:_ESTIMATED_FROM]
         look(encoding_seconds(beginning))
-        tokens = len(self._encode(beginning.encode(errors="replace").decode(), True))
+        with _PANICS:
+            tokens = len(self._encode(beginning.encode(errors="replace").decode(), True))
         rest = len(text) - len(beginning)
         return tokens + rest * max(tokens, len(beginning) // _CHARS_OF_A_TOKEN) // max(1, len(beginning))
 
@@ -192,12 +195,13 @@ class Renderer:
         if not text.isascii() and _SURROGATE.search(text):
             raise InvalidRequestError("The prompt is not valid Unicode: it holds a lone surrogate.")
         most = encoding.most_tokens(max_model_len)
-        if most is None or most > max_model_len:  # the engine refuses it, in its own words
-            if (tokens := self._surely(text, max_model_len + 1, max_model_len)) > max_model_len:
-                raise PromptTooLongError(tokens)
-        elif self._surely(text, most, max_model_len) >= most:
-            return MeasuredPrompt(most, None)
-        return _cut(self._tokens(text, encoding), encoding, max_model_len)
+        with _PANICS:
+            if most is None or most > max_model_len:  # the engine refuses it, in its own words
+                if (tokens := self._surely(text, max_model_len + 1, max_model_len)) > max_model_len:
+                    raise PromptTooLongError(tokens)
+            elif self._surely(text, most, max_model_len) >= most:
+                return MeasuredPrompt(most, None)
+            return _cut(self._tokens(text, encoding), encoding, max_model_len)
 
     def _tokens(self, text: str, encoding: Encoding) -> Tokens:
         if self._pieces is None or encoding.add_special_tokens or len(text) <= PIECE:
@@ -218,6 +222,8 @@ class Renderer:
         window = _CHARS_PER_TOKEN * (max_model_len + 1)
         if len(text) <= 2 * window:
             return 0
+        if self._strips:  # cut off from its token, what that takes along would count
+            text = _BLANKS.sub(" ", text)
         tokens = 0
         for start in range(0, len(text), window):
             look()
@@ -227,6 +233,20 @@ class Renderer:
             if tokens >= enough:
                 return tokens
         raise NeedsEngineError("the prompt has very few tokens for its length")
+
+
+class _Panics:
+    """Lets the engine count what the tokenizer's compiled code breaks off at: that is no ordinary exception."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and kind.__module__ == "pyo3_runtime":
+            raise NeedsEngineError("the tokenizer broke off") from None
+
+
+_PANICS = _Panics()
 
 
 def cut(tokens: int, encoding: Encoding, max_model_len: int) -> int:
@@ -408,6 +428,12 @@ def _compile(tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
     if template is not None:
         with contextlib.suppress(Exception):  # it is compiled before it is rendered, and need not take this message
             tokenizer.render(template, [{"role": "user", "content": ""}], None, {})
+
+
+def _strips(tokenizer: Tokenizer) -> bool:
+    """Whether a token may take blanks beside it along, any number of them."""
+    backend = tokenizer.backend
+    return backend is None or any(it.lstrip or it.rstrip for it in backend.get_added_tokens_decoder().values())
 
 
 def _pieces(tokenizer: Tokenizer, templates: Sequence[str]) -> Pieces | None:

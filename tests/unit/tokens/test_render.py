@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import jinja2
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
 from gateway.tokens import render
 from gateway.tokens.count import PromptTooLongError
@@ -248,6 +249,31 @@ def test_a_long_text_of_few_tokens_is_for_the_engine(plain: Renderer, monkeypatc
     for truncate in (None, 90):
         with pytest.raises(NeedsEngineError):
             count_texts(plain, texts("x" * 5_000, truncate=truncate), 100)
+
+
+def with_tokens(folder: Path, to: Path, **flags: Sequence[str]) -> Renderer:
+    """A tokenizer with these tokens added: contents by flag."""
+    shutil.copytree(folder, to)
+    made = Tokenizer.from_file(str(to / "tokenizer.json"))
+    made.add_tokens([AddedToken(text, **{flag: True}) for flag, texts_of_it in flags.items() for text in texts_of_it])
+    made.save(str(to / "tokenizer.json"))
+    return renderer(TokenizerSource(str(to)))
+
+
+def test_blanks_that_a_token_takes_along_make_no_text_too_long(tokenizer_folder: Path, tmp_path: Path) -> None:
+    made = with_tokens(tokenizer_folder, tmp_path / "made", rstrip=["<|user|>"])
+    made.max_chars_per_token = 2_000
+    assert count_texts(made, texts("<|user|>" + "\n" * 1_500, special=False), 100) == (1,)
+    with pytest.raises(NeedsEngineError):
+        count_texts(made, texts("<|user|>" + "\n" * 5_000), 100)
+
+
+def test_a_text_at_which_the_tokenizer_breaks_off_is_for_the_engine(tokenizer_folder: Path, tmp_path: Path) -> None:
+    made = with_tokens(tokenizer_folder, tmp_path / "made", lstrip=["\n"], rstrip=["  "])
+    with pytest.raises(NeedsEngineError):
+        count_texts(made, texts("the  \n    fox"), 100)
+    with pytest.raises(NeedsEngineError):
+        made.count_text("the  \n    fox")
 
 
 def test_half_a_surrogate_pair_is_no_prompt(plain: Renderer) -> None:
