@@ -262,7 +262,7 @@ def with_tokens(folder: Path, to: Path, **flags: Sequence[str]) -> Renderer:
 
 def test_blanks_that_a_token_takes_along_make_no_text_too_long(tokenizer_folder: Path, tmp_path: Path) -> None:
     made = with_tokens(tokenizer_folder, tmp_path / "made", rstrip=["<|user|>"])
-    made.max_chars_per_token = 2_000
+    made.max_chars_per_token = 60
     assert count_texts(made, texts("<|user|>" + "\n" * 1_500, special=False), 100) == (1,)
     with pytest.raises(NeedsEngineError):
         count_texts(made, texts("<|user|>" + "\n" * 5_000), 100)
