@@ -452,11 +452,13 @@ class AdmissionController:
         elif not generated and tokens is None and event.verdict is Verdict.DONE:  # it completed without its length
             had = used = request.cost
         else:
-            size = request.size if event.prompt_tokens is None else event.prompt_tokens
-            had = service(size, generated) if generated or aborted else 0.0
+            had = service(request.size, generated) if generated or aborted else 0.0
+            used = had if event.prompt_tokens is None or not had else service(event.prompt_tokens, generated)
             # Nobody knows when a whole answer had its first token: it pays its tokens.
-            used = had if generated and not aborted and not request.arrival.streamed else max(had, flight.held(now))
+            if aborted or not generated or request.arrival.streamed:
+                used = max(used, flight.held(now))
         self._queue.settle(request, flight.charge, used, self._longest_debt(now))
+        # By its estimate, as those that wait are counted.
         self._waits.drain_rate.completed(had or min(used, request.cost), now)
         if length:
             self._endpoints.generated(endpoint, reservation.sent_at, now)

@@ -159,7 +159,8 @@ class Finished:
     completion_tokens: int | None = None
     """From `usage` if the endpoint gave it; 0 if it refused the request."""
     prompt_tokens: int | None = None
-    """From `usage` for a prompt that was `estimated`."""
+    """From `usage` for a prompt that was `estimated`. What its answer has beyond `Demand.max_tokens` is counted to it:
+    too high an estimate leaves that little."""
 
 
 class ResidencyPhase(Enum):

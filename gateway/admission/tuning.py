@@ -132,10 +132,9 @@ class Tuning:
     """Requests in a row that an endpoint fails on, without a token for any, until it is spared. Judgement: a poisonous
     request fails on two endpoints, once on each."""
     failing_span: float = 5.0
-    """Seconds for which it is spared after each. Judgement: as long as an engine rests that hung."""
-    failing_doubt: float = 1.0
-    """Seconds after a failure for which tokens of earlier requests still speak for it. Judgement: what fails may be
-    some poisonous requests of one client, and then others that come meanwhile have their first token."""
+    """Seconds for which it is spared after each, and from the first one on for which tokens of earlier requests still
+    speak for it. Judgement: as long as an engine rests that hung. Simulated: in 1 s one client with one bad request
+    after the other has an endpoint spared for most of the time, at the one place that is free."""
     unreached: float = 1.0
     """Seconds for which a front's requests are kept off an endpoint that it could not connect to. Judgement."""
     probe_after: float = 30.0

@@ -19,9 +19,9 @@ class LimitSettings(Section):
     tokens_per_minute: int | None = Field(
         None,
         gt=0,
-        description="Prompt tokens, charged by kvgate's count on arrival (an estimate is corrected at the end), and "
-        "output tokens, charged at the end by the engine's. Output that goes over it is paid by the next requests. Of "
-        "embeddings and others that are passed on, all tokens are charged at the end.",
+        description="Prompt tokens, charged by kvgate's count on arrival, and output tokens, charged at the end by the "
+        "engine's; a prompt that is only estimated is charged at the end, too. What goes over it is paid by the next "
+        "requests. Of embeddings and others that are passed on, all tokens are charged at the end.",
     )
     concurrent: int | None = Field(None, gt=0, description="Most requests that wait or run at once.")
     kv_share: float | None = Field(

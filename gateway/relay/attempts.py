@@ -117,7 +117,7 @@ def _note_end(
     unreported = 0 if result.outcome is Outcome.ENDPOINT_REFUSED else None
     # Not 0 for a prompt that was only read: that is a refusal's, and would be charged no prompt.
     tokens = unreported if usage is None else max(1, usage.completion_tokens)
-    place.release(result.verdict, tokens, _of_estimated(usage, work))
+    place.release(result.verdict, tokens, _of_estimated(usage, work, result.outcome))
     if work.count.by is counter and usage is not None and told is not None and told.prompt_tokens:
         counter.settle(work.count, usage.prompt_tokens, handed_to=endpoint.base_url if given_ids else None)
 
@@ -135,11 +135,15 @@ def _of_whole(usage: Usage | None, demand: Demand, endpoint: Endpoint) -> Usage 
     return usage if usage.prompt_tokens else Usage(demand.prompt_tokens, usage.completion_tokens)
 
 
-def _of_estimated(usage: Usage | None, work: Work) -> int | None:
-    """The tokens of a prompt that was estimated, as its engine counts them: no more than its model takes."""
-    if usage is None or work.count.source.exact:
+def _of_estimated(usage: Usage | None, work: Work, outcome: Outcome) -> int | None:
+    """The tokens of a prompt that was estimated, see `Finished.prompt_tokens`: no more than its model takes."""
+    if work.count.source.exact:
         return None
-    return min(usage.prompt_tokens, len(work.demand.prompts) * work.pool.max_model_len)
+    if usage is None:  # what its engine refuses, as it has the earlier response no more, it has not read
+        return 0 if outcome is Outcome.ENDPOINT_REFUSED else None
+    demand, longest = work.demand, work.pool.max_model_len
+    beyond = min(usage.completion_tokens, demand.sequences * longest) - demand.sequences * max(1, demand.max_tokens)
+    return min(usage.prompt_tokens, len(demand.prompts) * longest) + max(0, beyond)
 
 
 async def _first_dispatch(plane: Plane, exchange: Exchange, place: Place, work: Work) -> Dispatch:

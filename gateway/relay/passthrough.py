@@ -183,12 +183,12 @@ async def _pass(
         _UnansweredError: no endpoint has answered, and it may wait for one that does.
     """
     asked: set[EndpointId] = set()
-    lacking = failed = False
+    lacking = lacked = failed = False
 
     def another() -> Endpoint | None:
         return next((e for e in offered() if e.id not in asked and (not lacking or e.tells(model))), None)
 
-    while len(asked) < _TRIES and tried.seen < _TRIES and (endpoint := another()):
+    while len(asked) < _TRIES + lacked and tried.seen < _TRIES and (endpoint := another()):
         asked.add(endpoint.id)
         endpoint.note_try(plane.clock(), again=failed)
         headers = towards_endpoint(
@@ -231,11 +231,12 @@ async def _pass(
             answer, piece = begun
             lacking, denied = endpoint.lacks(answer.status, model), endpoint.denies(answer.status)
             absent = lacking or endpoint.lacks_route(answer.status, piece)
+            lacked = lacked or absent  # it answers at once, so it is asked first: another may still fail
             broken = not absent and _failed(plane, endpoint, answer.status, piece, again=failed)
             hidden = denied or (absent and failed)  # its 404 is not what the one that failed would have said
             if hidden or (
                 (absent or broken)
-                and len(asked) < _TRIES
+                and len(asked) < _TRIES + (broken and lacked)
                 and another() is not None  # asked only now: each time is another turn
                 and (absent or _may_retry(plane, endpoint.pool))
             ):

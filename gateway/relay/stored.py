@@ -80,12 +80,20 @@ class Made:
             self._plane.directory.remember_response(response_id, response)
 
 
-def with_earlier(plane: Plane, response_id: str | None, count: PromptCount) -> PromptCount:
-    """The count of a request that may go on with a stored response, with what that brings along."""
+def brought_along(plane: Plane, response_id: str | None) -> int:
+    """The tokens that a request brings along by the stored response with which it goes on, as far as they are known.
+
+    It may bring fewer, as without their reasoning: no limit that kvgate sets for it may follow from them.
+    """
     response = None if response_id is None else plane.directory.stored_response(response_id)
-    if response is None or not response.tokens:
+    return 0 if response is None else response.tokens
+
+
+def with_earlier(count: PromptCount, tokens: int) -> PromptCount:
+    """The count of a request that brings so many tokens along."""
+    if not tokens:
         return count
-    return replace(count, prompts=tuple(tokens + response.tokens for tokens in count.prompts), source=Source.ESTIMATE)
+    return replace(count, prompts=tuple(prompt + tokens for prompt in count.prompts), source=Source.ESTIMATE)
 
 
 def _owns(client: Client, response: StoredResponse) -> bool:

@@ -5,6 +5,7 @@ for a thread may go on in a process.
 """
 
 import math
+import os
 import signal
 import threading
 import time
@@ -48,6 +49,8 @@ class _Process:
     """Whether the caller of its job has left."""
     until = 0.0
     """CPU seconds of this process at which its job takes too long."""
+    signals = -1
+    """Where each signal of this process comes as a byte, for another thread."""
 
 
 _thread = _Thread()
@@ -106,6 +109,7 @@ def interruptible(call: Callable[[], R], longest: float) -> R:
         CallerLeftError: it was ended.
         InvalidRequestError: it took more CPU seconds than this, or more memory than the process may have.
     """
+    signals()  # they were for the last one
     _process.job += 1
     _process.left = False
     _process.until = time.process_time() + longest
@@ -153,10 +157,24 @@ def overdue() -> bool:
     return _process.open and time.process_time() >= _process.until
 
 
-def listen(number: signal.Signals) -> None:
-    """Have this signal end the job of this process, if it does one that may be ended."""
+def signals() -> bytes:
+    """The numbers of the signals that came since the last call, or the begin of this process's job."""
+    try:
+        return os.read(_process.signals, 4096) if _process.signals >= 0 else b""
+    except BlockingIOError:
+        return b""
+
+
+def listen(number: signal.Signals) -> int:
+    """Have this signal end the job of this process, if it does one that may be ended.
+
+    Returns a descriptor that can be read when a signal came: it is for one who waits, and `signals` reads it.
+    """
+    _process.signals, woken = os.pipe2(os.O_NONBLOCK)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     signal.signal(number, _end)
     signal.signal(signal.SIGPROF, _look_at_job)
+    return _process.signals
 
 
 def _end(*_: object) -> None:

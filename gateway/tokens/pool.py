@@ -395,11 +395,9 @@ def _settle_in() -> None:
     os.nice(_NICENESS)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY if hard < 0 else min(_MOST_MEMORY, hard), hard))
-    interruption.listen(_ENDING)
+    signals = interruption.listen(_ENDING)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        signals, woken = os.pipe2(os.O_NONBLOCK)
-        signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         threading.Thread(target=_watch, args=(parent.sentinel, signals), daemon=True).start()
 
 
@@ -408,13 +406,13 @@ def _watch(parent: int, signals: int) -> None:
 
     Args:
         parent: readable once that is gone.
-        signals: where each signal comes as a byte.
+        signals: readable when a signal came.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {_ENDING})  # it is for the thread that counts
     wait = multiprocessing.connection.wait
     while parent not in wait([parent, signals]):
-        told = os.read(signals, 4096)
-        job = interruption.present()
+        job = interruption.present()  # first: what comes then is for this job or a later one
+        told = interruption.signals()
         if (
             job is not None
             and (_ENDING in told or interruption.overdue())

@@ -93,7 +93,6 @@ _MOST_INDENTED = 2**21
 """Most values of a prompt that a template may print indented, each times its depth: some 16 MB of blanks."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_BLANKS = re.compile(r"\s+")
 
 
 class Renderer:
@@ -222,8 +221,8 @@ class Renderer:
         window = _CHARS_PER_TOKEN * (max_model_len + 1)
         if len(text) <= 2 * window:
             return 0
-        if self._strips:  # cut off from its token, what that takes along would count
-            text = _BLANKS.sub(" ", text)
+        if self._strips:
+            raise NeedsEngineError("the prompt is long, and some tokens take any number of blanks along")
         tokens = 0
         for start in range(0, len(text), window):
             look()

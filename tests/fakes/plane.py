@@ -118,12 +118,12 @@ class Watch:
 
 
 class Counter:
-    """Counts three tokens in every prompt, or raises the next of `errors`."""
+    """Counts three tokens in every prompt, or `prompts`, or raises the next of `errors`."""
 
     def __init__(self) -> None:
         self.errors: list[Exception] = []
         self.settled: list[int] = []
-        self.source = Source.LOCAL
+        self.source, self.prompts = Source.LOCAL, (3,)
         self.ids = b""
         """The token ids of every prompt."""
         self.takes: dict[str, IdsField] = {}
@@ -133,7 +133,7 @@ class Counter:
     async def count(self, request: Any, **_for: object) -> PromptCount:
         if self.errors:
             raise self.errors.pop(0)
-        return PromptCount((3,), self.source, Kind(request.api), ids=self.ids, by=self)
+        return PromptCount(self.prompts, self.source, Kind(request.api), ids=self.ids, by=self)
 
     def ids_field(self, url: str) -> IdsField | None:
         return self.takes.get(url)

@@ -1,9 +1,9 @@
 """The account of what each tenant has used of its limits, over all models.
 
 A request is charged on its arrival by the count of its prompts, and on its end by the output tokens that the
-engine reports, else by those that were noted. An estimated prompt is corrected then, and is never too large for a
-limit. Output is not foreseen: a tenant that ran over its tokens pays before its next request. Requests at once are kept
-by id, so that nothing can leak.
+engine reports, else by those that were noted. So is an estimated prompt: a bound may be many times its tokens, and
+would keep others out until it is corrected. Neither is foreseen: a tenant that ran over its tokens pays before its next
+request. Requests at once are kept by id, so that nothing can leak.
 """
 
 from collections.abc import Iterable, Mapping
@@ -42,6 +42,8 @@ class _Charged(NamedTuple):
 
     account: _Account
     prompt_tokens: int
+    estimate: int
+    """Of its prompt, if that is charged at its end."""
     requests: Charge | None
     tokens: Charge | None
 
@@ -88,16 +90,16 @@ class Tenants:
         account = self._accounts.get(flow)
         if account is None:
             return None
-        prompt_tokens = _asked(account, prompt_tokens, estimated=estimated)
-        if (exceeded := _exceeded(account, prompt_tokens, now)) is not None:
+        now_due, estimate = (0, prompt_tokens) if estimated else (prompt_tokens, 0)
+        if (exceeded := _exceeded(account, now_due, now)) is not None:
             return exceeded
-        self._enter(account, request, prompt_tokens, *_charge(account, 1, prompt_tokens, now))
+        self._enter(request, _Charged(account, now_due, estimate, *_charge(account, 1, now_due, now)))
         return None
 
     def exceeded(self, flow: str, prompt_tokens: int, now: float, *, estimated: bool = False) -> Exceeded | None:
         """The limit that a request would exceed if it arrived now. Changes nothing."""
         account = self._accounts.get(flow)
-        return None if account is None else _exceeded(account, _asked(account, prompt_tokens, estimated=estimated), now)
+        return None if account is None else _exceeded(account, 0 if estimated else prompt_tokens, now)
 
     def declare(
         self, flow: str, request: RequestId, prompt_tokens: int, generated: int = 0, *, estimated: bool = False
@@ -105,8 +107,8 @@ class Tenants:
         """Note a request in flight that an earlier owner of the decisions has charged."""
         account = self._accounts.get(flow)
         if account is not None and request not in self._charged:
-            prompt_tokens = _asked(account, prompt_tokens, estimated=estimated)
-            self._enter(account, request, prompt_tokens, _EARLIER, _EARLIER)
+            charged, estimate = (0, prompt_tokens) if estimated else (prompt_tokens, 0)
+            self._enter(request, _Charged(account, charged, estimate, _EARLIER, _EARLIER))
             account.in_flight[request] = generated
 
     def generated(self, counts: Iterable[tuple[RequestId, int]]) -> None:
@@ -133,17 +135,14 @@ class Tenants:
     def settle(
         self, request: RequestId, completion_tokens: int | None, now: float, prompt_tokens: int | None = None
     ) -> None:
-        """Charge the output of a request that has ended, and correct the charge for its prompt.
+        """Charge the output of a request that has ended, and its prompt if that was estimated.
 
-        None: as many output tokens as were noted, and of the prompt as many as were charged.
+        None: as many output tokens as were noted, and as many of the prompt as were estimated.
         """
         if (charged := self._charged.pop(request, None)) is not None:
-            account = charged.account
-            noted = account.in_flight.pop(request)
-            more = 0 if prompt_tokens is None else prompt_tokens - charged.prompt_tokens
-            if more < 0 and account.tokens is not None and charged.tokens is not None:
-                account.tokens.refund(-more, charged.tokens, now)
-            _charge(account, 0, max(0, more) + (noted if completion_tokens is None else completion_tokens), now)
+            noted = charged.account.in_flight.pop(request)
+            output = noted if completion_tokens is None else completion_tokens
+            _charge(charged.account, 0, output + (charged.estimate if prompt_tokens is None else prompt_tokens), now)
             self._note_limited()
 
     def standing(self, flow: str, now: float) -> Standing | None:
@@ -177,16 +176,9 @@ class Tenants:
     def _note_limited(self) -> None:
         self.limited = bool(self._accounts or self._charged)
 
-    def _enter(
-        self, account: _Account, request: RequestId, prompt_tokens: int, requests: Charge | None, tokens: Charge | None
-    ) -> None:
-        self._charged[request] = _Charged(account, prompt_tokens, requests, tokens)
-        account.in_flight[request] = 0
-
-
-def _asked(account: _Account, prompt_tokens: int, *, estimated: bool) -> int:
-    """The prompt tokens for which a request asks. What may be less refuses it at no time for good."""
-    return min(prompt_tokens, account.tokens.limit) if estimated and account.tokens is not None else prompt_tokens
+    def _enter(self, request: RequestId, charged: _Charged) -> None:
+        self._charged[request] = charged
+        charged.account.in_flight[request] = 0
 
 
 def _exceeded(account: _Account, prompt_tokens: int, now: float) -> Exceeded | None:

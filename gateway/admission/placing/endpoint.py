@@ -313,7 +313,7 @@ class EndpointRecord:
         """
         if sent_at >= self._fails_since:
             self.failures, self._fails_since = 0, inf
-        elif now < self._fails_since + TUNING.failing_doubt:
+        elif now < self._fails_since + TUNING.failing_span:
             self.failures = 0
 
     @property

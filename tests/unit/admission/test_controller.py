@@ -106,7 +106,7 @@ class TestRoom:
             p >> arrived(number) << Dispatch(number, "a") >> Finished(number, Verdict.FAILED)
         p >> progress(r9=2)
         assert p.endpoint("a").closed_by == (), "it may be some bad requests, with others on their way"
-        p >> at(1.0 + TUNING.failing_doubt)
+        p >> at(1.0 + TUNING.failing_span)
         for number in range(10, 10 + TUNING.failing_after):
             p >> arrived(number) << Dispatch(number, "a") >> Finished(number, Verdict.FAILED) >> progress(r9=number)
         assert p.endpoint("a").closed_by == ("failing",)

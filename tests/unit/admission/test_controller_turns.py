@@ -226,6 +226,14 @@ class TestFairness:
         p.pending.clear()
         assert order == [11, 12, 13, 14]
 
+    @pytest.mark.parametrize("told", [None, 1, 1000])
+    def test_it_changes_no_wait(self, play, told):
+        """Those that wait are estimated too: by what was really drained each would wait far too long."""
+        p = self.one_runs(play) >> costs_100(1) >> costs_100(2)
+        p >> at(1.0) >> Finished(0, Verdict.DONE, 45, told) << Dispatch(1, "a")
+        p >> at(2.0) >> Finished(1, Verdict.DONE, 45, told) << Dispatch(2, "a")
+        assert p.controller._waits.drain_rate.rate(p.now) == pytest.approx(105.1, abs=0.1)
+
     def test_one_that_came_back_unanswered_is_charged_nothing(self, play):
         p = self.one_runs(play)
         for request in (1, 2):

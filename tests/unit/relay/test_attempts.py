@@ -336,6 +336,24 @@ async def test_no_engine_has_more_of_an_estimated_prompt_than_its_model_takes(pl
     assert [event[3] for event in ended] == [plane.pool.max_model_len]
 
 
+async def test_what_an_answer_has_beyond_what_a_bound_left_to_it_is_charged_too(plane):
+    plane.counter.source, plane.counter.prompts, ended = Source.BOUND, (10**6,), []
+    plane.admissions["m"].finish = lambda *event: ended.append(event)
+    plane.replies.append(Reply(WHOLE.replace(b'"completion_tokens":1', b'"completion_tokens":50')))
+    await plane.ask().ended()
+    assert [event[2:] for event in ended] == [(1, 3 + 49)]
+
+
+@pytest.mark.parametrize(("source", "told"), [(Source.LOCAL, None), (Source.ESTIMATE, 0)])
+async def test_an_estimate_that_its_engine_refuses_costs_nothing(plane, source, told):
+    """As one that goes on with a response that the engine has no more."""
+    plane.counter.source, ended = source, []
+    plane.admissions["m"].finish = lambda *event: ended.append(event)
+    plane.replies.append(Reply(b'{"error":{"message":"no such response"}}', status=404))
+    assert (await plane.ask().ended()).status == 404
+    assert [event[2:] for event in ended] == [(0, told)]
+
+
 ONE = b'"completion_tokens":1'
 LIE = b'"completion_tokens":2147483647'
 

@@ -153,10 +153,23 @@ async def test_a_route_that_an_endpoint_lacks_is_asked_of_another(plane):
 @pytest.mark.parametrize("absent", [MISSING, NO_ROUTE])
 async def test_what_another_lacks_is_not_the_answer_of_one_that_failed(plane, absent):
     plane.up("b", loras=("sql",))
-    plane.replies += [LOST, Reply(absent, status=404), Reply(b"{}")]
+    plane.replies += [LOST, Reply(absent, status=404), Reply(absent, status=404), Reply(b"{}")]
     client = await ended(ask(plane, b'{"model":"sql"}'))
-    assert [url for url, *_ in plane.sent] == ["http://b", "http://a", "http://b"]
+    assert [url for url, *_ in plane.sent] == ["http://b", "http://a", "http://a", "http://b"]
     assert client.status == 200
+
+
+async def test_one_that_lacks_the_route_takes_no_try_from_what_fails_elsewhere(plane):
+    """It answers at once, so it has the fewest and is asked first, each time."""
+    plane.add("c")
+    plane.up("c")
+    plane.replies += [Reply(NO_ROUTE, status=404), Reply(BROKEN, status=500), Reply(b"{}")]
+    assert (await ended(ask(plane))).status == 200
+    assert len({url for url, *_ in plane.sent}) == 3
+    plane.sent.clear()
+    plane.replies += [Reply(NO_ROUTE, status=404), Reply(NO_ROUTE, status=404)]
+    assert (await ended(ask(plane))).status == 404
+    assert len(plane.sent) == 2, "not asked of all for each request"
 
 
 async def test_what_all_lack_is_soon_said_whatever_failed_before(plane):
