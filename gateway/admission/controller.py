@@ -756,7 +756,8 @@ class AdmissionController:
         most, self._accrued_at = self._longest_debt(now), now
         for identifier, flight in self._flights.items():
             request, generated = self._requests[identifier], flight.generated(now)
-            had = service(request.size, generated) if generated else 0.0
+            size = 0 if request.arrival.estimated else request.size  # till its end, when it may be told
+            had = service(size, generated) if generated else 0.0
             if used := max(had, flight.held(now)) if request.arrival.streamed else had:
                 self._queue.accrue(request, flight.charge, used, most)
 

@@ -23,13 +23,15 @@ def service(prompt_tokens: int, generated: int) -> float:
 class Charge:
     """What a dispatched request was charged."""
 
-    __slots__ = ("counted", "owed")
+    __slots__ = ("counted", "owed", "waits")
 
     def __init__(self, owed: float) -> None:
         self.owed = owed
         """The part of its cost that its band was owed at its dispatch (`band_share`)."""
         self.counted = 0.0
         """Service that it has had, as far as it was counted, tokens."""
+        self.waits = 0.0
+        """Service of the pool for which its band waits for what of that is beyond its cost, tokens."""
 
 
 class RequestRecord:

@@ -37,9 +37,18 @@ class BandShare:
         self.since = served
         return (self._paid_to - before) * self.share / tokens if tokens else 0.0
 
-    def settle(self, tokens: float, served: float, most: float) -> None:
-        """Note that what it was owed took so much more, or less. It waits for that until `most` more was served."""
-        self._paid_to = min(self._paid_to + tokens / self.share, max(self._paid_to, served + most))
+    def took(self, tokens: float, served: float, most: float) -> float:
+        """Note that what it was owed took so much more. Returns the service of the pool for which it waits for that.
+
+        It waits until `most` more was served.
+        """
+        before = self._paid_to
+        self._paid_to = max(before, min(before + tokens / self.share, served + most))
+        return self._paid_to - before
+
+    def refund(self, tokens: float, waits: float) -> None:
+        """Note that what it was owed took so much more in the end, or less if negative, though it waits for `waits`."""
+        self._paid_to -= max(0.0, waits - tokens / self.share)
 
     def due(self, cost: float, served: float, largest: float) -> float:
         """Total service of the pool at which the band is owed the cost of its head.

@@ -287,7 +287,7 @@ class Queue:
             charge.counted = so_far
         band = self._bands.get(request.arrival.band)
         if band is not None and more > 0.0:
-            band.share.settle(more * charge.owed, self._served, most)
+            charge.waits += band.share.took(more * charge.owed, self._served, most)
 
     def settle(self, request: RequestRecord, charge: Charge, used: float, most: float) -> None:
         """Charge the flow and the band for service used beyond what they were charged, tokens, or refund them."""
@@ -295,8 +295,9 @@ class Queue:
         band = self._bands.get(request.arrival.band)
         if band is not None:
             band.settle(request.arrival.flow, used - request.cost)
-            unused = max(request.cost, charge.counted) - used
-            band.share.settle(-unused * charge.owed, self._served, most)
+            if used < max(request.cost, charge.counted):
+                band.share.refund((used - request.cost) * charge.owed, charge.waits)
+        self._served -= max(0.0, charge.counted - used)
 
     @property
     def several(self) -> bool:

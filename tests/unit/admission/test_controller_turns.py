@@ -1,5 +1,7 @@
 """The product, as scripts: who waits in vain, and whose turn it is."""
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.admission.commands import Dispatch, Reject
@@ -297,6 +299,14 @@ def test_what_requests_have_had_is_counted_once_a_second_where_there_are_several
     for time, tokens, service in zip((1.0, 1.5, 2.0), (50, 75, 100), counted, strict=True):
         p >> at(time) >> progress(r1=tokens) >> scrape("a", time, kv=0.1, running=1, waiting=0, tokens=tokens)
         assert p.controller._queue._served == service
+
+
+@pytest.mark.parametrize(("estimated", "counted"), [(False, 110.0), (True, 100.0)])
+def test_of_an_estimated_prompt_nothing_is_counted_before_its_end(play, estimated, counted):
+    p = play() >> up("a", seqs=1) >> replace(arrived(1, 10), estimated=estimated) << Dispatch(1, "a")
+    p >> arrived(2, band=1) << nothing >> at(1.0) >> progress(r1=50)
+    p >> scrape("a", 1.0, kv=0.1, running=1, waiting=0, tokens=50)
+    assert p.controller._queue._served == counted
 
 
 @pytest.mark.parametrize(("streamed", "counted"), [(True, 2 * 20 * 30.0), (False, 0.0)])

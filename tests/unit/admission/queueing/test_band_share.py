@@ -31,9 +31,25 @@ def test_a_band_that_was_owed_its_service_pays_for_what_it_took_beyond():
     share = BandShare(0.25)
     share.begin(0.0)
     assert share.given(100.0, 400.0) == 1.0
-    share.settle(50.0, 400.0, 600.0)
+    assert share.took(50.0, 400.0, 600.0) == 200.0
     assert share.due(100.0, 400.0, 100.0) == 1000.0
-    share.settle(-50.0, 400.0, 200.0)
+
+
+@pytest.mark.parametrize(("tokens", "due"), [(50.0, 1000.0), (20.0, 880.0), (0.0, 800.0), (-20.0, 720.0)])
+def test_what_it_took_less_in_the_end_is_given_back(tokens, due):
+    share = BandShare(0.25)
+    share.begin(0.0)
+    share.given(100.0, 400.0)
+    share.refund(tokens, share.took(50.0, 400.0, 600.0))
+    assert share.due(100.0, 400.0, 100.0) == due
+
+
+def test_no_more_is_given_back_than_it_waits_for():
+    share = BandShare(0.25)
+    share.begin(0.0)
+    share.given(100.0, 400.0)
+    waits = share.took(900.0, 400.0, 80.0)
+    share.refund(0.0, waits)
     assert share.due(100.0, 400.0, 100.0) == 800.0
 
 
@@ -50,7 +66,7 @@ def test_it_waits_for_that_no_longer_than_it_must_and_does_not_forget_it():
     share.begin(0.0)
     share.given(100.0, 400.0)
     for _ in range(10):
-        share.settle(900.0, 400.0, 4000.0)
+        share.took(900.0, 400.0, 4000.0)
     assert share.due(100.0, 400.0, 100.0) == 400.0 + 4000.0 + 400.0
     share.begin(800.0)
     assert share.given(100.0, 800.0) == 0.0

@@ -289,6 +289,23 @@ def test_a_band_pays_while_its_requests_run_for_what_they_have_had_beyond_their_
     assert charge.counted == 510.0
 
 
+@pytest.mark.parametrize("so_far", [[], [510.0], [10.0, 300.0, 510.0]])
+@pytest.mark.parametrize("most", [inf, 100.0])
+def test_what_was_counted_while_it_ran_and_not_taken_in_the_end_is_as_if_it_had_not_been(so_far, most):
+    row = Row(bands={1: Band(reserved=0.5)})
+    failed = row.join(0, cost=10.0, band=1)
+    row.leave(0)
+    for number in range(1, 31):
+        row.join(number, cost=10.0)
+        row.join(100 + number, band=1, cost=10.0)
+    charge = Charge(1.0)
+    for service in so_far:
+        row.queue.accrue(failed, charge, service, most)
+    row.queue.settle(failed, charge, 10.0, most)
+    assert row.queue._served == 10.0
+    assert sum(name > 100 for name in row.go(20)) == 10
+
+
 def test_bands_without_anybody_are_forgotten_in_the_end(row):
     for band in range(3 * MAX_IDLE_BANDS):
         row.join(band, band=band)
