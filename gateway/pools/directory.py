@@ -105,13 +105,20 @@ class Endpoint:
         self.broken = self.broken + 1 if failed else 0
         self.spared_until = now + TUNING.failing_span
 
-    def note_try(self, now: float, *, again: bool) -> None:
-        """Note that it gets a request without admission: if it fails, one tries it.
+    @contextmanager
+    def trying(self, now: float, *, again: bool) -> Iterator[None]:
+        """Spare it while it gets a request without admission, and after: if it fails, one tries it.
 
-        None that failed elsewhere (`again`): else one bad request after the other would keep it out.
+        None that failed elsewhere (`again`), and none whose client leaves: else they would keep it out.
         """
+        before = self.spared_until
         if not again:
             self.spared_until = now + TUNING.failing_span
+        try:
+            yield
+        except BaseException:
+            self.spared_until = before
+            raise
 
     def fails(self, now: float) -> bool:
         """Whether it fails on requests without admission and gets none now, by the core's rule `failing`.

@@ -18,8 +18,6 @@ class StoredResponse(NamedTuple):
     model: str
     key: str | None = None
     """The key's name; None if it was asked for without one."""
-    tokens: int = 0
-    """Those of its prompt and its answer, which a request that goes on with it brings along; 0 until they are known."""
 
 
 class StoredResponses:

@@ -8,10 +8,11 @@ import asyncio
 from http import HTTPStatus
 
 from gateway.admission.commands import Dispatch
-from gateway.admission.events import Back, Demand, Verdict
+from gateway.admission.events import Back, Demand, EndpointId, Verdict
 from gateway.admission.outcomes import FOR_WANT_OF_ROOM, Outcome
 from gateway.pools.admission import RejectedError
 from gateway.pools.directory import Endpoint, Pool
+from gateway.pools.stored_responses import StoredResponse
 from gateway.relay.attempt import Attempt, Ended, Outgoing, Retryable
 from gateway.relay.demand import NO_ENDPOINT, Asked, Work
 from gateway.relay.editing import asks_usage
@@ -21,7 +22,6 @@ from gateway.relay.heartbeat import heartbeat
 from gateway.relay.place import Place
 from gateway.relay.plane import Plane
 from gateway.relay.refusal_sentences import refusal
-from gateway.relay.stored import Made
 from gateway.relay.traced_wait import noting
 from gateway.server.asgi import path
 from gateway.wire.engine_kinds import KINDS
@@ -33,6 +33,10 @@ _AT_ONCE = 0.001
 """Seconds: a request refused sooner has not waited."""
 SECOND_TRY = 0.25
 """Seconds before a request is sent again to the only endpoint that takes it, which failed on it: time for a probe."""
+
+
+_REFUSED = frozenset({Outcome.ENDPOINT_REFUSED, Outcome.CONTEXT_LENGTH_EXCEEDED, Outcome.INVALID_REQUEST})
+"""What an engine says of a request that it has not read."""
 
 
 async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
@@ -47,7 +51,13 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
     interval = plane.settings.admission.queue.heartbeat
     place = Place(pool.admission, plane.new_request(), work.demand)
     exchange.request = place.request
-    made = Made(plane, work)
+
+    def stored(response_id: str, endpoint: EndpointId) -> None:
+        if not request.stored:
+            return
+        key = work.client.flow if work.client.keyed else None
+        plane.directory.remember_response(response_id, StoredResponse(endpoint, request.model or pool.name, key))
+
     try:
         async with heartbeat(exchange, interval, place.turn), noting(exchange, place.turn):
             dispatch = await _first_dispatch(plane, exchange, place, work)
@@ -85,12 +95,11 @@ async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
                 plane.upstream,
                 endpoint,
                 turnstile=plane.turnstile,
-                stored=made.begun,
+                stored=stored,
             )
             result = await attempt.run(outgoing, headers, evacuated=evacuated, ids=ids, model=request.model)
             if isinstance(result, Ended):
                 _note_end(exchange, place, work, endpoint, result, given_ids=ids is not None)
-                made.ended(exchange.usage)
                 return result.outcome
             await plane.turnstile.pass_through()
             _note_unanswered(exchange, place, work, endpoint, result.cause)
@@ -114,7 +123,7 @@ def _note_end(
     usage = _of_whole(told, work.demand, endpoint)
     if usage is not told:
         exchange.usage = usage
-    unreported = 0 if result.outcome is Outcome.ENDPOINT_REFUSED else None
+    unreported = 0 if result.outcome in _REFUSED else None
     # Not 0 for a prompt that was only read: that is a refusal's, and would be charged no prompt.
     tokens = unreported if usage is None else max(1, usage.completion_tokens)
     place.release(result.verdict, tokens, _of_estimated(usage, work, result.outcome))
@@ -139,8 +148,8 @@ def _of_estimated(usage: Usage | None, work: Work, outcome: Outcome) -> int | No
     """The tokens of a prompt that was estimated, see `Finished.prompt_tokens`: no more than its model takes."""
     if work.count.source.exact:
         return None
-    if usage is None:  # what its engine refuses, as it has the earlier response no more, it has not read
-        return 0 if outcome is Outcome.ENDPOINT_REFUSED else None
+    if usage is None:
+        return 0 if outcome in _REFUSED else None
     demand, longest = work.demand, work.pool.max_model_len
     beyond = min(usage.completion_tokens, demand.sequences * longest) - demand.sequences * max(1, demand.max_tokens)
     return min(usage.prompt_tokens, len(demand.prompts) * longest) + max(0, beyond)

@@ -84,14 +84,6 @@ def limited(demand: Demand, most: int, pool: Lengths) -> Demand:
     )
 
 
-def longer(demand: Demand, tokens: int, pool: Lengths) -> Demand:
-    """The demand with so many tokens more in each prompt, as far as the model has room for them."""
-    if not tokens:
-        return demand
-    prompts = tuple(min(prompt + tokens, pool.max_model_len - 1) for prompt in demand.prompts)
-    return replace(demand, prompts=prompts, max_tokens=min(demand.max_tokens, _room(prompts, pool.max_model_len)))
-
-
 def _room(prompts: Sequence[int], max_model_len: int) -> int:
     """Most tokens that any sequence may get: of several prompts, each has what its own length leaves."""
     return max_model_len - min(prompts)

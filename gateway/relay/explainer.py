@@ -7,7 +7,6 @@ from gateway.relay.body_intake import read_within_limits
 from gateway.relay.body_parsing import read
 from gateway.relay.client_departure import while_connected
 from gateway.relay.client_identity import Client, UnknownKeyError, peer
-from gateway.relay.context_length import longer
 from gateway.relay.demand import (
     NO_ENDPOINT,
     Work,
@@ -26,7 +25,7 @@ from gateway.relay.editing import check_names
 from gateway.relay.exchange import RefusedError
 from gateway.relay.fingerprint import fingerprint
 from gateway.relay.plane import Plane
-from gateway.relay.stored import brought_along, holder, with_earlier
+from gateway.relay.stored import holder
 from gateway.server.asgi import ClientGoneError, Receive, Scope
 from gateway.wire.errors import ErrorAnswer, error_answer, reasons
 from gateway.wire.request import Api, told_by
@@ -83,8 +82,6 @@ class RelayExplainer:
         refuse_overriding(pool.overriding, request)
         known_by = await fingerprint(client.flow, body, plane.hash_key)
         demand, most = bounded(pool, client, request, count, demanded(pool, request, count))
-        earlier = brought_along(plane, request.previous_response_id)
-        count, demand = with_earlier(count, earlier), longer(demand, earlier, pool)
         held_by = holder(plane, request.previous_response_id)
         work = Work(request, len(body), pool, count, demand, client, target, known_by, most, held_by)
         arrival = work.arrival(plane.new_request())

@@ -190,7 +190,6 @@ async def _pass(
 
     while len(asked) < _TRIES + lacked and tried.seen < _TRIES and (endpoint := another()):
         asked.add(endpoint.id)
-        endpoint.note_try(plane.clock(), again=failed)
         headers = towards_endpoint(
             scope,
             exchange.identifier,
@@ -217,7 +216,7 @@ async def _pass(
                 answer.close()
                 raise
 
-        with endpoint.relaying(plane.new_request()):
+        with endpoint.relaying(plane.new_request()), endpoint.trying(plane.clock(), again=failed):
             try:
                 async with asyncio.timeout(plane.settings.upstream.first_byte_timeout):
                     begun = await _begun(plane, endpoint, begin, prompt_tokens, tried)

@@ -12,7 +12,6 @@ from gateway.admission.events import Demand
 from gateway.admission.outcomes import Outcome
 from gateway.pools.directory import Pool
 from gateway.relay.client_identity import Client
-from gateway.relay.context_length import longer
 from gateway.relay.demand import (
     Asked,
     UncountedError,
@@ -31,7 +30,7 @@ from gateway.relay.editing import asks_usage, check_names, edited_for
 from gateway.relay.exchange import Exchange, RefusedError
 from gateway.relay.fingerprint import fingerprint
 from gateway.relay.plane import Plane
-from gateway.relay.stored import brought_along, holder, with_earlier
+from gateway.relay.stored import holder
 from gateway.tokens.count import PromptCount, Source
 from gateway.tokens.features import Kind
 from gateway.wire.request import Edits, GenerationRequest
@@ -69,16 +68,14 @@ async def prepare(plane: Plane, asked: Asked, pool: Pool) -> Work:
     if count.ids:
         payload.keep(count.ids)
         count = replace(count, ids=b"")  # from here on only the payload has them
-    earlier = brought_along(plane, request.previous_response_id)
-    exchange.count = told = with_earlier(count, earlier)
+    exchange.count = count
     refuse_overriding(pool.overriding, request)
     demand, most = bounded(pool, client, request, count, _demanded(plane, pool, request, count))
-    demand = longer(demand, earlier, pool)
     exchange.demand, exchange.max_tokens = demand, most
     known_by = await fingerprint(client.flow, payload.data, plane.hash_key)
     request = asked.request  # from here on only the payload has the bytes
     held_by = holder(plane, request.previous_response_id)
-    work = Work(request, size, pool, told, demand, client, asked.ttft_target, known_by, most, held_by)
+    work = Work(request, size, pool, count, demand, client, asked.ttft_target, known_by, most, held_by)
     edits = Edits(asks_usage(request), work.band if pool.takes_band else None, most)
     payload.data = await edited_for(plane, client, payload.data, request, edits)
     return work

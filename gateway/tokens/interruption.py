@@ -38,6 +38,8 @@ class _Thread(threading.local):
     """Set once the caller of this thread's job has left."""
     until = math.inf
     """CPU seconds of this thread at which its job takes too long for it."""
+    foresees = True
+    """Whether it leaves to others what will take too long: a process may, and counts what is cheap after all."""
 
 
 class _Process:
@@ -65,17 +67,20 @@ def follow(left: threading.Event) -> None:
 class limited:  # noqa: N801  # used like a function
     """Let what this thread does inside take so much CPU time.
 
+    `foresees`: whether it ends already if it will take more, by a bound.
+
     Raises:
         TooMuchHereError: it is more, as far as the job looked.
     """
 
-    __slots__ = ("_seconds",)
+    __slots__ = ("_foresees", "_seconds")
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, foresees: bool = True) -> None:
         self._seconds = seconds
+        self._foresees = foresees
 
     def __enter__(self) -> None:
-        _thread.until = time.thread_time() + self._seconds
+        _thread.until, _thread.foresees = time.thread_time() + self._seconds, self._foresees
 
     def __exit__(self, *_: object) -> None:
         _thread.until = math.inf
@@ -85,7 +90,7 @@ def look(seconds: float = 0.0) -> None:
     """End this thread's job if its caller has left, or if it is too much for this thread.
 
     Args:
-        seconds: CPU time that it is about to take, in compiled code that cannot look.
+        seconds: CPU time that it is about to take at most, in compiled code that cannot look.
 
     Raises:
         CallerLeftError: its caller has left.
@@ -93,7 +98,7 @@ def look(seconds: float = 0.0) -> None:
     """
     if _thread.left.is_set():
         raise CallerLeftError
-    if time.thread_time() + seconds >= _thread.until:
+    if time.thread_time() + (seconds if _thread.foresees else 0.0) >= _thread.until:
         raise TooMuchHereError
 
 
@@ -113,10 +118,10 @@ def interruptible(call: Callable[[], R], longest: float) -> R:
     _process.job += 1
     _process.left = False
     _process.until = time.process_time() + longest
-    _process.open = True
-    # Again and again: an exception that comes while an object is finalised is lost.
-    signal.setitimer(signal.ITIMER_PROF, longest / _LOOKS, longest / _LOOKS)
     try:
+        _process.open = True
+        # Again and again: an exception that comes while an object is finalised is lost.
+        signal.setitimer(signal.ITIMER_PROF, longest / _LOOKS, longest / _LOOKS)
         return call()
     except _OverdueError:
         _process.open = False  # before any call: the next signal may be here

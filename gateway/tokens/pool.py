@@ -104,7 +104,8 @@ class CountingPool:
             max_pending_bytes: most bytes of bodies waiting or being counted. One flow gets at most half of what the
                 others leave.
         """
-        self._small = _Lane(_Thread, threads, _in_thread if processes else _in_process)
+        thread = functools.partial(_Thread, foresees=processes > 0)
+        self._small = _Lane(thread, threads, _in_thread if processes else _in_process)
         self._large = _Lane(_Process, processes, _in_process) if processes else self._small
         self.process_bytes = process_bytes
         self.max_pending_bytes = max_pending_bytes
@@ -310,9 +311,11 @@ class _Thread:
     """A daemon thread: unlike those of the library's pool, the interpreter does not wait for it at exit.
 
     It calls the loop directly: a future of `concurrent.futures` and its path to the loop cost as much as a short count.
+    `foresees`: see `interruption.limited`; not where there are no processes to do what will take too long.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, foresees: bool = True) -> None:
+        self._foresees = foresees
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.AbstractEventLoop, _Ended, float] | None] = (
             queue.SimpleQueue()
         )
@@ -336,7 +339,7 @@ class _Thread:
             call, loop, ended, longest = job
             result, error = None, None
             try:
-                with interruption.limited(longest):
+                with interruption.limited(longest, foresees=self._foresees):
                     result = call()
             except BaseException as raised:  # noqa: BLE001  # whatever it is, its caller shall have it
                 error = raised

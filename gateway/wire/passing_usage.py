@@ -12,7 +12,7 @@ _NEAR = 4 * 2**10
 _MARKS = (b'"usage":', b'"billed_units":')
 _TRIES = 8
 """Most marks in a piece at which the counts are looked for: some stand before a null."""
-_COUNTS = re.compile(rb'"(?:usage|billed_units)":[ \t\r\n]*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+_COUNTS = re.compile(rb'"(?:usage|billed_units)":[ \t\r\n]*(\{[^{}]*(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}[^{}]*)*\})')
 _decode = msgspec.json.Decoder(UsageFields).decode
 
 

@@ -291,10 +291,15 @@ async def test_an_endpoint_that_fails_on_what_is_relayed_comes_last_and_gets_one
     assert firsts(10.0 + TUNING.failing_span) == {"a", "b"}
     with a.relaying(1), b.relaying(2):
         assert firsts(10.0 + TUNING.failing_span) == {"a", "b"}, "what it is at from before says nothing"
-    a.note_try(15.0, again=True)
-    assert firsts(15.0) == {"a", "b"}
-    a.note_try(15.0, again=False)
-    assert firsts(15.0) == {"b"}, "one tries it"
+    with a.trying(15.0, again=True):
+        assert firsts(15.0) == {"a", "b"}
+    with a.trying(15.0, again=False):
+        assert firsts(15.0) == {"b"}, "one tries it"
+    assert firsts(15.0) == {"b"}
+    a.spared_until = 15.0
+    with pytest.raises(asyncio.CancelledError), a.trying(15.0, again=False):
+        raise asyncio.CancelledError
+    assert firsts(15.0) == {"a", "b"}, "its client left"
     a.note_answer(20.0, failed=False)
     assert firsts(20.0) == {"a", "b"}
 

@@ -344,13 +344,21 @@ async def test_what_an_answer_has_beyond_what_a_bound_left_to_it_is_charged_too(
     assert [event[2:] for event in ended] == [(1, 3 + 49)]
 
 
+TOO_LONG = b'{"error":{"message":"This model\'s maximum context length is 5 tokens.","code":400}}'
+
+
 @pytest.mark.parametrize(("source", "told"), [(Source.LOCAL, None), (Source.ESTIMATE, 0)])
-async def test_an_estimate_that_its_engine_refuses_costs_nothing(plane, source, told):
-    """As one that goes on with a response that the engine has no more."""
+@pytest.mark.parametrize("refused", ["not found", "too long", "too long in a stream"])
+async def test_an_estimate_that_its_engine_refuses_costs_nothing(plane, refused, source, told):
+    reply, status, streams = {
+        "not found": (Reply(b'{"error":{"message":"no such response"}}', status=404), 404, False),
+        "too long": (Reply(TOO_LONG, status=400), 400, False),
+        "too long in a stream": (stream(b"data: " + TOO_LONG + b"\n\n", DONE), 400, True),
+    }[refused]
     plane.counter.source, ended = source, []
     plane.admissions["m"].finish = lambda *event: ended.append(event)
-    plane.replies.append(Reply(b'{"error":{"message":"no such response"}}', status=404))
-    assert (await plane.ask().ended()).status == 404
+    plane.replies.append(reply)
+    assert (await plane.ask(asked(stream=streams)).ended()).status == status
     assert [event[2:] for event in ended] == [(0, told)]
 
 

@@ -42,31 +42,6 @@ async def test_a_response_that_is_not_to_be_stored_is_not_remembered(plane):
     assert await asked(plane, "bob", previous_response_id="resp_1") == (404, "previous_response_id")
 
 
-@pytest.mark.parametrize("stored", [True, False])
-async def test_what_an_earlier_response_brings_along_is_estimated_by_its_usage(plane, stored):
-    counted = []
-    for number, fields in enumerate(({}, {"previous_response_id": "resp_0"})):
-        usage = {"input_tokens": 20 + number, "output_tokens": 5}
-        reply = {"id": f"resp_{number}", "object": "response", "status": "completed", "usage": usage}
-        plane.replies.append(Reply(json.dumps(reply).encode()))
-        body = {"model": "m", "input": "x", "store": stored, **fields}
-        client = await plane.ask(json.dumps(body).encode(), path=RESPONSES).ended()
-        counted.append((client.headers["x-kvgate-prompt-tokens"], client.headers["x-kvgate-counted"]))
-    assert counted == [("3", "local"), ("28", "estimate") if stored else ("3", "local")]
-
-
-async def test_no_limit_of_an_answer_follows_from_what_an_earlier_response_brings_along(plane):
-    """It may bring far less, as without its reasoning."""
-    plane.plane.clients = Clients({"alice": Client("alice", keyed=True, max_tokens=50)}, None)
-    usage = {"input_tokens": 20, "output_tokens": plane.pool.max_model_len - 30}
-    plane.replies.append(Reply(json.dumps({"id": "resp_0", "status": "completed", "usage": usage}).encode()))
-    for fields in ({}, {"previous_response_id": "resp_0"}):
-        body = {"model": "m", "input": "x", **fields}
-        await plane.ask(json.dumps(body).encode(), path=RESPONSES, **{"x-api-key": "alice"}).ended()
-        plane.replies.append(Reply(MADE))
-    assert [json.loads(sent[4])["max_output_tokens"] for sent in plane.sent] == [50, 50]
-
-
 async def test_a_response_that_is_not_known_here_may_be_anybodys(plane):
     with_keys(plane)
     assert await asked(plane, "alice", previous_response_id="resp_0") == (404, "previous_response_id")

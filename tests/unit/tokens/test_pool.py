@@ -414,6 +414,14 @@ async def test_where_there_are_no_processes_a_thread_has_their_time(monkeypatch:
         await pool.close()
 
 
+@pytest.mark.parametrize("processes", [0, 1])
+async def test_what_may_take_long_is_done_by_the_last_that_there_are(processes: int) -> None:
+    """Foreseen is a bound: what is refused for it would often have been cheap."""
+    pool = CountingPool(threads=1, processes=processes, process_bytes=LARGE, max_pending_bytes=10_000)
+    await pool.run("flow", 1, look, 1e6)
+    await pool.close()
+
+
 def busy(seconds: float) -> float:
     until = time.thread_time() + seconds
     while time.thread_time() < until:

@@ -22,6 +22,7 @@ def passed(body: bytes, pieces: int = 7) -> Usage | None:
         ({"object": "list", "data": LONG, "usage": {"prompt_tokens": 7, "total_tokens": 7}}, Usage(7, 0)),
         ({"id": "r", "usage": {"total_tokens": 9}, "results": [{"text": '"usage":{}'}] * 500}, Usage(9, 0)),
         ({"usage": {"prompt_tokens": 3, "completion_tokens": 4, "details": {"cached_tokens": 1}}}, Usage(3, 4)),
+        ({"usage": {"prompt_tokens": 3, "details": {"multimodal": {"image": 2}, "more": {}}, "n": 1}}, Usage(3, 0)),
         ({"embeddings": LONG, "meta": {"billed_units": {"input_tokens": 12}, "warnings": []}}, Usage(12, 0)),
         ({"meta": {"billed_units": {"input_tokens": 0, "image_tokens": 90}}}, Usage(90, 0)),
         ({"text": "so it is", "usage": {"type": "duration", "seconds": 3}}, None),
