@@ -111,13 +111,14 @@ class Endpoint:
 
         None that failed elsewhere (`again`), and none whose client leaves: else they would keep it out.
         """
-        before = self.spared_until
+        before, until = self.spared_until, now + TUNING.failing_span
         if not again:
-            self.spared_until = now + TUNING.failing_span
+            self.spared_until = until
         try:
             yield
         except BaseException:
-            self.spared_until = before
+            if self.spared_until == until:  # and no later one failed or tries it
+                self.spared_until = before
             raise
 
     def fails(self, now: float) -> bool:

@@ -277,7 +277,10 @@ async def _begun(
         tried.reason = "it went down, or hangs"
     except UpstreamError as error:
         endpoint.watch.failed(str(error))
-        tried.seen += not isinstance(error, ConnectFailedError)
+        if not isinstance(error, ConnectFailedError):
+            if not tried.seen:
+                endpoint.note_answer(plane.clock(), failed=True)
+            tried.seen += 1
         tried.reason = str(error)
     return None
 

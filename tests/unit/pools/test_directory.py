@@ -300,6 +300,12 @@ async def test_an_endpoint_that_fails_on_what_is_relayed_comes_last_and_gets_one
     with pytest.raises(asyncio.CancelledError), a.trying(15.0, again=False):
         raise asyncio.CancelledError
     assert firsts(15.0) == {"a", "b"}, "its client left"
+    trying = a.trying(16.0, again=False)
+    trying.__enter__()
+    a.note_answer(17.0, failed=True)
+    left = asyncio.CancelledError()
+    assert not trying.__exit__(type(left), left, None)
+    assert firsts(17.0) == {"b"}, "another failed meanwhile"
     a.note_answer(20.0, failed=False)
     assert firsts(20.0) == {"a", "b"}
 

@@ -328,6 +328,15 @@ async def test_an_estimated_prompt_is_corrected_by_what_its_engine_says(plane, s
     assert [event[2:] for event in ended] == [(1, told)]
 
 
+async def test_an_estimate_whose_answer_breaks_off_costs_nothing_but_its_tokens(plane):
+    """It may be many times the prompt: of twenty streams that broke a key was over its limit for minutes."""
+    plane.counter.source, ended = Source.BOUND, []
+    plane.admissions["m"].finish = lambda *event: ended.append(event)
+    plane.replies.append(stream(TOKEN, ConnectionLostError("it was reset")))
+    await plane.ask(asked(stream=True)).ended()
+    assert [event[2:] for event in ended] == [(None, 0)]
+
+
 async def test_no_engine_has_more_of_an_estimated_prompt_than_its_model_takes(plane):
     plane.counter.source, ended = Source.ESTIMATE, []
     plane.admissions["m"].finish = lambda *event: ended.append(event)

@@ -229,15 +229,20 @@ async def test_an_error_of_the_request_or_of_a_busy_engine_is_passed_on_at_once(
     assert plane.watch("a").failures == plane.watch("b").failures == []
 
 
+@pytest.mark.parametrize("broken", [Reply(BROKEN, status=500), LOST])
 @pytest.mark.parametrize("older", [0, 1])
-async def test_one_that_fails_on_all_is_spared_and_tried_again(plane, monkeypatch, older):
+async def test_one_that_fails_on_all_is_spared_and_tried_again(plane, monkeypatch, older, broken):
     """It answers at once, so it has the fewest: it got all that came. What it is still at from before says nothing."""
     plane.directory.endpoints["a"].relayed += older
     fails, asked = {"http://a"}, []
 
     async def send(base_url, *_request, **_more):
         asked.append(base_url)
-        return Reply(BROKEN, status=500) if base_url in fails else Reply(0.1, b"{}")
+        if base_url not in fails:
+            return Reply(0.1, b"{}")
+        if broken is LOST:
+            raise LOST
+        return Reply(BROKEN, status=500)
 
     monkeypatch.setattr(plane, "send", send)
     for _ in range(30):
@@ -248,7 +253,7 @@ async def test_one_that_fails_on_all_is_spared_and_tried_again(plane, monkeypatc
     await asyncio.sleep(TUNING.failing_span)
     for _ in range(30):
         await asyncio.gather(*[ended(ask(plane)) for _ in range(4)])
-    assert asked.count("http://a") > 50 - 20 * older, "it has its part of 120 again"
+    assert asked.count("http://a") > 50 - 30 * older, "it has its part of 120 again"
 
 
 async def test_one_bad_request_after_the_other_keeps_no_endpoint_out(plane, monkeypatch):
