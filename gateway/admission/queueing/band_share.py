@@ -50,6 +50,12 @@ class BandShare:
         """Note that what it was owed took so much more in the end, or less if negative, though it waits for `waits`."""
         self._paid_to -= max(0.0, waits - tokens / self.share)
 
+    def fell(self, tokens: float, served: float) -> None:
+        """Note that another band's request had so much less than was counted; `served`: what is left for the pool."""
+        owes = self._paid_to > served + tokens
+        self._paid_to = self._paid_to - tokens if owes else min(self._paid_to, served)
+        self.since = min(self.since, served)
+
     def due(self, cost: float, served: float, largest: float) -> float:
         """Total service of the pool at which the band is owed the cost of its head.
 

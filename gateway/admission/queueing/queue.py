@@ -297,7 +297,11 @@ class Queue:
             band.settle(request.arrival.flow, used - request.cost)
             if used < max(request.cost, charge.counted):
                 band.share.refund((used - request.cost) * charge.owed, charge.waits)
-        self._served -= max(0.0, charge.counted - used)
+        if charge.counted > used:
+            self._served -= charge.counted - used
+            for other in self._bands.values():
+                if other is not band:
+                    other.share.fell(charge.counted - used, self._served)
 
     @property
     def several(self) -> bool:

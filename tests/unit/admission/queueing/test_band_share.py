@@ -53,6 +53,22 @@ def test_no_more_is_given_back_than_it_waits_for():
     assert share.due(100.0, 400.0, 100.0) == 800.0
 
 
+@pytest.mark.parametrize(("began", "due"), [(100.0, 200.0), (300.0, 400.0), (500.0, 500.0)])
+def test_what_another_did_not_have_in_the_end_is_no_service_that_it_waits_for(began, due):
+    share = BandShare(0.5)
+    share.begin(began)
+    share.fell(100.0, 400.0)
+    assert share.due(50.0, 400.0, 1000.0) == due
+
+
+def test_a_band_that_waits_for_what_it_took_goes_on_to_wait():
+    share = BandShare(0.5)
+    share.begin(500.0)
+    share.took(50.0, 500.0, 1e9)
+    share.fell(100.0, 400.0)
+    assert share.due(50.0, 400.0, 1000.0) == 400.0 + 100.0 + 100.0
+
+
 def test_of_what_it_got_beyond_its_share_it_was_owed_a_part():
     share = BandShare(0.25)
     share.begin(0.0)

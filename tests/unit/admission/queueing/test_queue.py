@@ -306,6 +306,20 @@ def test_what_was_counted_while_it_ran_and_not_taken_in_the_end_is_as_if_it_had_
     assert sum(name > 100 for name in row.go(20)) == 10
 
 
+def test_no_band_waits_for_what_another_did_not_have_in_the_end():
+    """The long answers of an engine that crashes: a band that began to wait meanwhile had nothing for minutes."""
+    row = Row(bands={1: Band(reserved=0.5)})
+    failed = row.join(0, cost=10.0)
+    row.leave(0)
+    charge = row.queue.charge(failed)
+    row.queue.accrue(failed, charge, 5000.0, inf)
+    for number in range(1, 21):
+        row.join(number, cost=10.0)
+        row.join(100 + number, band=1, cost=10.0)
+    row.queue.settle(failed, charge, 10.0, inf)
+    assert sum(name > 100 for name in row.go(20)) == 9
+
+
 def test_bands_without_anybody_are_forgotten_in_the_end(row):
     for band in range(3 * MAX_IDLE_BANDS):
         row.join(band, band=band)
