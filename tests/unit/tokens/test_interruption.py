@@ -1,3 +1,4 @@
+import os
 import signal
 import sys
 import threading
@@ -9,11 +10,14 @@ import pytest
 from gateway.tokens.interruption import (
     CallerLeftError,
     TooMuchHereError,
+    _process,
     follow,
     interruptible,
     limited,
     listen,
     look,
+    present,
+    signals,
     whole,
 )
 from gateway.wire.request import InvalidRequestError
@@ -24,8 +28,11 @@ ENDING = signal.SIGUSR1
 @pytest.fixture(autouse=True)
 def listening() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (ENDING, signal.SIGPROF)}
-    listen(ENDING)
+    signals_at = listen(ENDING)
     yield
+    for descriptor in (signal.set_wakeup_fd(-1), signals_at):
+        os.close(descriptor)
+    _process.signals = -1
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -41,6 +48,32 @@ def test_a_signal_ends_nothing_else() -> None:
     with pytest.raises(ZeroDivisionError):
         interruptible(lambda: 1 // 0, 10)
     signal.raise_signal(ENDING)
+
+
+def test_signals_for_an_earlier_job_are_none_for_the_next_one() -> None:
+    """Who watches the process would end it for them, and with it the job of another caller."""
+
+    def told() -> tuple[int | None, bytes]:
+        return present(), signals()
+
+    first, _ = interruptible(told, 10)
+    assert first is not None
+    signal.raise_signal(ENDING)
+    assert interruptible(told, 10) == (first + 1, b"")
+    assert present() is None
+
+
+def test_a_job_is_told_to_end_by_a_signal_that_another_thread_sees() -> None:
+    seen = []
+
+    def deaf() -> None:
+        with whole():
+            signal.raise_signal(ENDING)
+            seen.append(signals())
+
+    with pytest.raises(CallerLeftError):
+        interruptible(deaf, 10)
+    assert seen == [bytes([ENDING])]
 
 
 def test_what_must_not_be_left_half_done_is_done_to_its_end() -> None:

@@ -193,18 +193,6 @@ async def test_compiled_work_whose_caller_left_ends_with_its_process(pool: Count
     assert await asyncio.wait_for(pool.run("other", LARGE, os.getpid), PATIENCE) != before
 
 
-async def test_a_process_does_not_end_because_an_earlier_caller_left() -> None:
-    pool = CountingPool(threads=1, processes=1, process_bytes=LARGE, max_pending_bytes=10**7)
-    before = await pool.run("flow", LARGE, os.getpid)
-    # It hears of that only after several signals, in time: a second of compiled code.
-    left = asyncio.create_task(pool.run("flow", LARGE, hashlib.pbkdf2_hmac, "sha256", b"", b"", 3_000_000))
-    await asyncio.sleep(0)
-    left.cancel()
-    await pool.run("other", 10**5, busy, 3.0)
-    assert await pool.run("other", LARGE, os.getpid) == before
-    await pool.close()
-
-
 async def test_compiled_work_that_takes_too_long_is_refused_and_ends_with_its_process(pool: CountingPool) -> None:
     with pytest.raises(InvalidRequestError, match=r"too much to count: that took over 2\.0 s"):
         await asyncio.wait_for(pool.run("flow", LARGE, compiled_for_ever), PATIENCE)
