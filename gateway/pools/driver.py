@@ -134,7 +134,9 @@ class Driver:
                 self._tenants.generated(generated)
             case Cancelled(request) | Finished(request, Verdict.UNSERVED):
                 self._tenants.refund(request, now)
-            case Finished(request, _, completion_tokens, prompt_tokens):
+            case Finished(request, verdict, completion_tokens, prompt_tokens):
+                if verdict is Verdict.FAILED and prompt_tokens is None:
+                    prompt_tokens = 0  # nothing that was estimated is charged
                 self._tenants.settle(request, completion_tokens, now, prompt_tokens)
             case Warmth():
                 self._tenants.restore(event.owed, now - event.age)

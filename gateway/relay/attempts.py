@@ -37,7 +37,7 @@ SECOND_TRY = 0.25
 
 _REFUSED = frozenset({Outcome.ENDPOINT_REFUSED, Outcome.CONTEXT_LENGTH_EXCEEDED, Outcome.INVALID_REQUEST})
 """What an engine says of a request that it has not read."""
-_BROKEN = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT})
+_BROKEN = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.DRAINING})
 
 
 async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:

@@ -304,6 +304,20 @@ async def test_what_no_engine_worked_on_costs_its_tenant_nothing():
     driver.close()
 
 
+@pytest.mark.parametrize(
+    ("ended", "left"), [((Verdict.FAILED,), 100), ((Verdict.DONE,), 90), ((Verdict.DONE, 2, 3), 95)]
+)
+async def test_of_an_estimated_prompt_that_its_engine_failed_on_nothing_is_charged(ended, left):
+    """The estimate may be many times the prompt, and nobody knows by how much."""
+    driver, asker = limited(tokens_per_minute=100)
+    driver.handle(replace(arrived(1), estimated=True))
+    driver.handle(Finished(RequestId(1), *ended))
+    driver.handle(replace(arrived(2), estimated=True))
+    (second,) = [told for told in asker.told if isinstance(told, Dispatch) and told.request == 2]
+    assert second.standing.tokens.remaining == left
+    driver.close()
+
+
 async def test_a_request_that_an_earlier_owner_charged_is_not_charged_again():
     driver, asker = limited(requests_per_minute=1, concurrent=2)
     driver.handle(Declared(arrived(1), HERE, 3))
