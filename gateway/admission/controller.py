@@ -388,8 +388,8 @@ class AdmissionController:
             del self._requests[event.request]
 
     def _progress(self, event: Progress, now: float) -> None:
-        touched: dict[EndpointRecord, float] = {}  # in the order of the first request, with the time of the latest
-        flights = self._flights
+        touched: dict[EndpointRecord, float] = {}  # ordered; with the time of a request that speaks for it
+        flights, endpoint = self._flights, None
         for identifier, generated in event.generated:
             flight = flights.get(identifier)
             if flight is None:
@@ -399,8 +399,11 @@ class AdmissionController:
             reservation = flight.reservation
             if generated <= reservation.reported:
                 continue
-            endpoint = flight.endpoint
-            touched[endpoint] = max(touched.get(endpoint, -inf), reservation.sent_at)
+            if flight.endpoint is not endpoint:
+                endpoint = flight.endpoint
+                touched.setdefault(endpoint, -inf)
+            if reservation.sent_at >= endpoint.fails_since:
+                touched[endpoint] = reservation.sent_at
             if reservation.reported and generated < reservation.next_report:  # the usual case: nothing else to do
                 reservation.reported = generated
             else:

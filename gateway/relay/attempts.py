@@ -37,7 +37,6 @@ SECOND_TRY = 0.25
 
 _REFUSED = frozenset({Outcome.ENDPOINT_REFUSED, Outcome.CONTEXT_LENGTH_EXCEEDED, Outcome.INVALID_REQUEST})
 """What an engine says of a request that it has not read."""
-_BROKEN = frozenset({Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.DRAINING})
 
 
 async def generate(plane: Plane, asked: Asked, work: Work) -> Outcome:
@@ -150,7 +149,7 @@ def _of_estimated(usage: Usage | None, work: Work, outcome: Outcome) -> int | No
     if work.count.source.exact:
         return None
     if usage is None:
-        return 0 if outcome in _REFUSED | _BROKEN else None  # else its client left: the engine had to read it
+        return None if outcome in (Outcome.COMPLETED, Outcome.CLIENT_CLOSED) else 0  # else the engine did not serve it
     demand, longest = work.demand, work.pool.max_model_len
     beyond = min(usage.completion_tokens, demand.sequences * longest) - demand.sequences * max(1, demand.max_tokens)
     return min(usage.prompt_tokens, len(demand.prompts) * longest) + max(0, beyond)

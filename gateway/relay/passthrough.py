@@ -216,7 +216,7 @@ async def _pass(
                 answer.close()
                 raise
 
-        with endpoint.relaying(plane.new_request()), endpoint.trying(plane.clock(), again=failed):
+        with endpoint.relaying(plane.new_request()), endpoint.trying(plane.clock(), again=tried.seen > 0):
             try:
                 async with asyncio.timeout(plane.settings.upstream.first_byte_timeout):
                     begun = await _begun(plane, endpoint, begin, prompt_tokens, tried)
@@ -231,7 +231,7 @@ async def _pass(
             lacking, denied = endpoint.lacks(answer.status, model), endpoint.denies(answer.status)
             absent = lacking or endpoint.lacks_route(answer.status, piece)
             lacked = lacked or absent  # it answers at once, so it is asked first: another may still fail
-            broken = not absent and _failed(plane, endpoint, answer.status, piece, again=failed)
+            broken = not absent and _failed(plane, endpoint, answer.status, piece, again=tried.seen > 0)
             hidden = denied or (absent and failed)  # its 404 is not what the one that failed would have said
             if hidden or (
                 (absent or broken)

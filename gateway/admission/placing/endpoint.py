@@ -92,7 +92,7 @@ class EndpointRecord:
         """Whether it has generated nothing since it came up. Its first step may compile, which takes seconds."""
         self.failures = 0
         """Requests that it failed on since the last token that spoke for it (`note_token`)."""
-        self._fails_since = inf
+        self.fails_since = inf
         """When it failed on the first of them; inf if a later request had a token."""
         self._spared_until = -inf
         self._resize(capacity)
@@ -301,7 +301,7 @@ class EndpointRecord:
     def note_failure(self, now: float) -> None:
         """Note that it failed on a request, which had no token."""
         self.failures += 1
-        self._fails_since = min(self._fails_since, now)
+        self.fails_since = min(self.fails_since, now)
         if self.fails:
             self._spare(now)
 
@@ -311,9 +311,9 @@ class EndpointRecord:
         One from before the failures speaks for it only at first: what stands before an engine may turn away all that
         is new and let streams go on.
         """
-        if sent_at >= self._fails_since:
-            self.failures, self._fails_since = 0, inf
-        elif now < self._fails_since + TUNING.failing_span:
+        if sent_at >= self.fails_since:
+            self.failures, self.fails_since = 0, inf
+        elif now < self.fails_since + TUNING.failing_span:
             self.failures = 0
 
     @property

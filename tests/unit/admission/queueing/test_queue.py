@@ -273,15 +273,20 @@ def test_a_band_is_owed_its_share_of_what_requests_took_not_of_what_was_expected
     assert sum(name > 100 for name in went) == (13 if used else 9)
 
 
-@pytest.mark.parametrize(("most", "of_band"), [(inf, 0), (100.0, 4)])
-def test_a_band_pays_while_its_requests_run_for_what_they_have_had_beyond_their_cost(most, of_band):
+def one_in_flight_of_a_band():
+    """It was owed to its band. Requests of this and of an urgent one wait."""
     row = Row(bands={1: Band(reserved=0.5)})
-    long = row.join(0, cost=10.0, band=1)
+    request = row.join(0, cost=10.0, band=1)
     row.leave(0)
     for number in range(1, 31):
         row.join(number, cost=10.0)
         row.join(100 + number, band=1, cost=10.0)
-    charge = Charge(1.0)
+    return row, request, Charge(1.0)
+
+
+@pytest.mark.parametrize(("most", "of_band"), [(inf, 0), (100.0, 4)])
+def test_a_band_pays_while_its_requests_run_for_what_they_have_had_beyond_their_cost(most, of_band):
+    row, long, charge = one_in_flight_of_a_band()
     row.queue.accrue(long, charge, 10.0, most)
     row.queue.accrue(long, charge, 510.0, most)
     assert sum(name > 100 for name in row.go(20)) == of_band
@@ -292,13 +297,7 @@ def test_a_band_pays_while_its_requests_run_for_what_they_have_had_beyond_their_
 @pytest.mark.parametrize("so_far", [[], [510.0], [10.0, 300.0, 510.0]])
 @pytest.mark.parametrize("most", [inf, 100.0])
 def test_what_was_counted_while_it_ran_and_not_taken_in_the_end_is_as_if_it_had_not_been(so_far, most):
-    row = Row(bands={1: Band(reserved=0.5)})
-    failed = row.join(0, cost=10.0, band=1)
-    row.leave(0)
-    for number in range(1, 31):
-        row.join(number, cost=10.0)
-        row.join(100 + number, band=1, cost=10.0)
-    charge = Charge(1.0)
+    row, failed, charge = one_in_flight_of_a_band()
     for service in so_far:
         row.queue.accrue(failed, charge, service, most)
     row.queue.settle(failed, charge, 10.0, most)
