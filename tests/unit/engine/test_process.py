@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -112,19 +111,22 @@ async def test_a_program_that_is_not_there() -> None:
         await GuardedProcess.launch(["/no/such"], env={})
 
 
-def descriptors() -> set[str]:
-    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
-
-
 async def test_a_machine_without_room_for_a_process_is_a_failed_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(*_: object, **__: object) -> None:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    before = descriptors()
+    opened: list[socket.socket] = []
+    real = socket.socketpair
+
+    def socketpair() -> tuple[socket.socket, socket.socket]:
+        opened.extend(pair := real())
+        return pair
+
     monkeypatch.setattr(asyncio, "create_subprocess_exec", refused)
+    monkeypatch.setattr("engine.process.socket.socketpair", socketpair)
     with pytest.raises(LaunchError, match="vllm: Resource temporarily unavailable"):
         await GuardedProcess.launch(["vllm"], env={}, on_news=print)
-    assert descriptors() == before
+    assert [one.fileno() for one in opened] == [-1] * 4
 
 
 def test_a_free_port_can_be_bound() -> None:
