@@ -457,9 +457,7 @@ class AdmissionController:
         else:
             had = service(request.size, generated) if generated or aborted else 0.0
             used = had if event.prompt_tokens is None or not had else service(event.prompt_tokens, generated)
-            # Nobody knows when a whole answer had its first token: it pays its tokens.
-            if aborted or not generated or request.arrival.streamed:
-                used = max(used, flight.held(now))
+            used = max(used, flight.held(now, generated))
         self._queue.settle(request, flight.charge, used, self._longest_debt(now))
         # By its estimate, as those that wait are counted.
         self._waits.drain_rate.completed(had or min(used, request.cost), now)
@@ -477,7 +475,7 @@ class AdmissionController:
         flight = self._leave_endpoint(request, now)
         endpoint = flight.endpoint
         flight.release(None, now, aborted=False)
-        used = min(flight.held(now), request.cost) if event.why is Back.FAILED else 0.0
+        used = min(flight.held(now, 0), request.cost) if event.why is Back.FAILED else 0.0
         self._queue.settle(request, flight.charge, used, self._longest_debt(now))
         match event.why:
             case Back.BUSY:
@@ -761,8 +759,7 @@ class AdmissionController:
             request, generated = self._requests[identifier], flight.generated(now)
             size = 0 if request.arrival.estimated else request.size  # till its end, when it may be told
             had = service(size, generated) if generated else 0.0
-            if used := max(had, flight.held(now)) if request.arrival.streamed else had:
-                self._queue.accrue(request, flight.charge, used, most)
+            self._queue.accrue(request, flight.charge, max(had, flight.held(now, generated)), most)
 
     def _longest_debt(self, now: float) -> float:
         """Most service of the pool for which a band waits for what its requests took beyond their cost, tokens."""

@@ -43,12 +43,15 @@ class InFlight:
             return self.endpoint.ledger.tokens_so_far(self.reservation, now)
         return max(self.reservation.reported, self._made)
 
-    def held(self, now: float) -> float:
-        """Service that others would have had in its place until its first token.
+    def held(self, now: float, generated: int) -> float:
+        """Service that others would have had in its place until its first token. `generated`: its tokens so far.
 
         Else a flow whose requests wait in the engine for what they name, as for an image, and then fail, leave or end
-        after a token, went first at every place that it freed.
+        after a token, went first at every place that it freed. If no token was seen, as of a whole answer, they all
+        came last, at the endpoint's pace.
         """
         rate = self.endpoint.decode_rate or TUNING.place_rate
-        seconds = min(now, self.reservation.first_token_at, self._done_by) - self.reservation.sent_at
-        return TUNING.output_weight * rate * self.reservation.sequences * seconds
+        reservation = self.reservation
+        seconds = min(now, reservation.first_token_at, self._done_by) - reservation.sent_at
+        unseen = generated if reservation.first_token_at == inf else 0
+        return TUNING.output_weight * (rate * reservation.sequences * seconds - unseen)

@@ -299,9 +299,9 @@ class Queue:
                 band.share.refund((used - request.cost) * charge.owed, charge.waits)
         if charge.counted > used:
             self._served -= charge.counted - used
-            for other in self._bands.values():
-                if other is not band:
-                    other.share.fell(charge.counted - used, self._served)
+            for each in self._bands.values():  # of its own, the part that it was owed is refunded
+                part = 1.0 - charge.owed if each is band else 1.0
+                each.share.fell(part * (charge.counted - used), self._served)
 
     @property
     def several(self) -> bool:

@@ -553,7 +553,8 @@ class TestFairness:
         ids=["4xx", "5xx", "left", "one token"],
     )
     @pytest.mark.parametrize("measured", [True, False])
-    def test_a_flow_pays_for_the_places_that_it_held_until_a_token(self, play, end, measured):
+    @pytest.mark.parametrize("streamed", [True, False])
+    def test_a_flow_pays_for_the_places_that_it_held_until_a_token(self, play, end, measured, streamed):
         """Free of charge it went first at every place that it freed. `measured`: whether there were tokens before."""
         core, numbers, placed = play(ttl=1e6).controller, count(), []
 
@@ -566,7 +567,8 @@ class TestFairness:
 
         def asks(request, now):
             broken = request % 2
-            tell(arrived(request, flow="broken" if broken else "sound", max_tokens=1 if broken else 30), now)
+            flow, limit = ("broken", 1) if broken else ("sound", 30)
+            tell(arrived(request, flow=flow, max_tokens=limit, streamed=streamed), now)
 
         for request in islice(numbers, 16):
             asks(request, 1.0)

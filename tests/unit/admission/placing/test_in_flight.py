@@ -52,17 +52,23 @@ def test_let_go_it_holds_nothing_and_the_clock_stands_still(p, flight):
 
 
 def test_let_go_without_a_token_it_pays_for_no_longer_than_its_engine_had_it(p, flight):
-    until_then = flight.held(15)
+    until_then = flight.held(15, 0)
     flight.let_go(15, p.now)
-    assert flight.held(p.now + 60) == pytest.approx(until_then)
+    assert flight.held(p.now + 60, 0) == pytest.approx(until_then)
 
 
 def test_its_place_is_worth_what_others_would_have_had_there_until_its_first_token(p, flight):
     place = TUNING.output_weight * 2 * flight.endpoint.decode_rate
     assert flight.endpoint.decode_rate == pytest.approx(RATE, rel=0.3)
-    assert flight.held(p.now) == pytest.approx(20 * place)
+    assert flight.held(p.now, 0) == pytest.approx(20 * place)
     p >> progress(r1=2) >> at(30)
-    assert flight.held(p.now) == pytest.approx(20 * place)
+    assert flight.held(p.now, 0) == pytest.approx(20 * place)
+
+
+def test_of_a_whole_answer_the_tokens_came_last(p, flight):
+    """It pays as a stream of as many tokens."""
+    tokens = int(2 * flight.endpoint.decode_rate) * 5
+    assert flight.held(p.now, tokens) == pytest.approx(flight.held(15, 0), rel=0.01)
 
 
 def test_the_first_token_of_one_whose_tokens_come_in_groups_is_seen_too(play):
@@ -73,11 +79,11 @@ def test_the_first_token_of_one_whose_tokens_come_in_groups_is_seen_too(play):
     for second in (2, 3):
         p >> at(second) >> Tick() >> progress(r1=16 * second)
     (flight,) = p.controller._flights.values()
-    assert flight.held(60) == flight.held(2) > 0
+    assert flight.held(60, 48) == flight.held(2, 0) > 0
 
 
 def test_a_place_has_a_price_before_any_token_was_seen(play):
     """Else a flow that has all places from the start, and no token, keeps them for ever."""
     p = play() >> up("a", blocks=100) >> arrived(1, blocks=20, n=2) << Dispatch(1, "a")
     (flight,) = p.controller._flights.values()
-    assert flight.held(0.5) == TUNING.output_weight * 2 * TUNING.place_rate * 0.5
+    assert flight.held(0.5, 0) == TUNING.output_weight * 2 * TUNING.place_rate * 0.5

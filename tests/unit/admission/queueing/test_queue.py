@@ -319,6 +319,32 @@ def test_no_band_waits_for_what_another_did_not_have_in_the_end():
     assert sum(name > 100 for name in row.go(20)) == 9
 
 
+def test_nor_does_its_own_band_that_was_not_owed_it():
+    """It went past an empty queue, as others of its band since."""
+    row = Row(bands={1: Band(reserved=0.5)})
+    failed, later = waiting(0, cost=10.0, band=1), waiting(1, cost=10.0, band=1)
+    row.queue.bypass(failed)
+    charge = row.queue.charge(failed)
+    row.queue.accrue(failed, charge, 5000.0, inf)
+    row.queue.bypass(later)
+    row.queue.charge(later)
+    for number in range(1, 21):
+        row.join(number, cost=10.0)
+        row.join(100 + number, band=1, cost=10.0)
+    row.queue.settle(failed, charge, 10.0, inf)
+    assert sum(name > 100 for name in row.go(20)) == 9
+
+
+def test_what_its_own_band_was_owed_is_taken_back_once():
+    row, failed, charge = one_in_flight_of_a_band()
+    running, other = row.join(1000, cost=10.0, band=1), Charge(1.0)
+    row.leave(1000)
+    row.queue.accrue(failed, charge, 510.0, inf)
+    row.queue.accrue(running, other, 60.0, inf)
+    row.queue.settle(failed, charge, 10.0, inf)
+    assert sum(name > 100 for name in row.go(20)) == 8, "it waits for what the other took"
+
+
 def test_bands_without_anybody_are_forgotten_in_the_end(row):
     for band in range(3 * MAX_IDLE_BANDS):
         row.join(band, band=band)
