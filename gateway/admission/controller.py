@@ -457,7 +457,7 @@ class AdmissionController:
         else:
             had = service(request.size, generated) if generated or aborted else 0.0
             used = had if event.prompt_tokens is None or not had else service(event.prompt_tokens, generated)
-            used = max(used, flight.held(now, generated))
+            used = max(used, flight.held(now, tokens or 0))
         self._queue.settle(request, flight.charge, used, self._longest_debt(now))
         # By its estimate, as those that wait are counted.
         self._waits.drain_rate.completed(had or min(used, request.cost), now)
@@ -759,7 +759,7 @@ class AdmissionController:
             request, generated = self._requests[identifier], flight.generated(now)
             size = 0 if request.arrival.estimated else request.size  # till its end, when it may be told
             had = service(size, generated) if generated else 0.0
-            self._queue.accrue(request, flight.charge, max(had, flight.held(now, generated)), most)
+            self._queue.accrue(request, flight.charge, max(had, flight.held(now, None)), most)
 
     def _longest_debt(self, now: float) -> float:
         """Most service of the pool for which a band waits for what its requests took beyond their cost, tokens."""

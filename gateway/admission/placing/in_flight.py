@@ -43,15 +43,21 @@ class InFlight:
             return self.endpoint.ledger.tokens_so_far(self.reservation, now)
         return max(self.reservation.reported, self._made)
 
-    def held(self, now: float, generated: int) -> float:
-        """Service that others would have had in its place until its first token. `generated`: its tokens so far.
+    def held(self, now: float, tokens: int | None) -> float:
+        """Service that others would have had in its place until its first token.
 
         Else a flow whose requests wait in the engine for what they name, as for an image, and then fail, leave or end
-        after a token, went first at every place that it freed. If no token was seen, as of a whole answer, they all
-        came last, at the endpoint's pace.
+        after a token, went first at every place that it freed.
+
+        Args:
+            now: The time, seconds.
+            tokens: All that it had, 0 also if none were told; None while it runs. Those of a whole answer are not seen:
+                they count as having come last, in one sequence, and only the endpoint can tell their pace.
         """
-        rate = self.endpoint.decode_rate or TUNING.place_rate
         reservation = self.reservation
-        seconds = min(now, reservation.first_token_at, self._done_by) - reservation.sent_at
-        unseen = generated if reservation.first_token_at == inf else 0
-        return TUNING.output_weight * (rate * reservation.sequences * seconds - unseen)
+        until = min(now, reservation.first_token_at, self._done_by)
+        pace = self.endpoint.decode_rate
+        if reservation.streamed or tokens == 0:
+            pace = pace or TUNING.place_rate
+        unseen = tokens or 0 if reservation.first_token_at == inf else 0
+        return TUNING.output_weight * reservation.sequences * (pace * (until - reservation.sent_at) - unseen)

@@ -552,8 +552,7 @@ class TestFairness:
         [lambda r: done(r, 0), lambda r: Finished(r, Verdict.FAILED), aborted, lambda r: done(r, 1)],
         ids=["4xx", "5xx", "left", "one token"],
     )
-    @pytest.mark.parametrize("measured", [True, False])
-    @pytest.mark.parametrize("streamed", [True, False])
+    @pytest.mark.parametrize(("measured", "streamed"), [(True, True), (True, False), (False, True)])
     def test_a_flow_pays_for_the_places_that_it_held_until_a_token(self, play, end, measured, streamed):
         """Free of charge it went first at every place that it freed. `measured`: whether there were tokens before."""
         core, numbers, placed = play(ttl=1e6).controller, count(), []

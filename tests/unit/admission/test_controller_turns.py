@@ -310,12 +310,12 @@ def test_of_an_estimated_prompt_nothing_is_counted_before_its_end(play, estimate
     assert p.controller._queue._served == counted
 
 
-@pytest.mark.parametrize("streamed", [True, False])
-def test_one_without_a_token_has_had_what_its_place_was_worth(play, streamed):
+@pytest.mark.parametrize(("streamed", "pace"), [(True, TUNING.place_rate), (False, 0.0)])
+def test_a_stream_without_a_token_has_had_what_its_place_was_worth(play, streamed, pace):
     """Else all places of an engine were taken from it before the first was paid."""
     p = play() >> up("a", seqs=1) >> arrived(1, streamed=streamed) << Dispatch(1, "a") >> arrived(2, band=1) << nothing
     p >> at(30.0) >> scrape("a", 30.0, kv=0.1, running=1, waiting=0, tokens=0)
-    assert p.controller._queue._served == TUNING.output_weight * TUNING.place_rate * 30.0
+    assert p.controller._queue._served == TUNING.output_weight * pace * 30.0
 
 
 @pytest.mark.parametrize(("band", "goes"), [(0, 4), (3, 3)])
