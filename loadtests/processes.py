@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -68,14 +67,6 @@ async def answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None
             await asyncio.sleep(0.1)
     said = log.read_bytes()[-2000:].decode(errors="replace")  # noqa: ASYNC240 - nothing else is left to do
     raise RuntimeError(f"no 200 from {url}; the process behind it says:\n{said}")
-
-
-def free_port() -> int:
-    """A port without a listener."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def cpu_seconds(pid: int) -> float:

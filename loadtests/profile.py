@@ -21,10 +21,11 @@ import uvloop
 
 from loadtests.figures import print_table
 from loadtests.flame import flame_graph
-from loadtests.processes import answers, child, free_port
+from loadtests.processes import answers, child
 from loadtests.relay_cost import LOAD_CORE, PROXY_CORE, WARM_UP_SECONDS, Bench, Load, counted_here, repeat
 from loadtests.sampler import LOOP
 from tests.fakes.tokenizer import make_tokenizer
+from tests.ports import free_port
 
 STAGES: tuple[tuple[str, str], ...] = (
     (LOOP, "event loop and kernel, reading"),

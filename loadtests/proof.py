@@ -20,7 +20,8 @@ from pathlib import Path
 import aiohttp
 import yaml
 
-from loadtests.processes import child, free_port, on_cores, split_cores
+from loadtests.processes import child, on_cores, split_cores
+from tests.ports import free_port
 
 RESULTS = Path("docs/results")
 START_SECONDS = 600

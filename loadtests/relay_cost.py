@@ -25,10 +25,11 @@ import uvloop
 
 from loadtests.figures import medians, print_table, readable
 from loadtests.nginx import nginx_command
-from loadtests.processes import answers, child, cpu_seconds, cpu_times, free_port
+from loadtests.processes import answers, child, cpu_seconds, cpu_times
 from loadtests.provenance import provenance
 from loadtests.raw_client import NUMBER, Repeater, Stream, Tally, post
 from tests.fakes.tokenizer import make_tokenizer
+from tests.ports import free_port
 
 PROXY_CORE, LOAD_CORE = 0, 1
 CONNECTIONS = 32

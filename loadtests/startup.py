@@ -20,10 +20,11 @@ from pathlib import Path
 import msgspec
 
 from loadtests.figures import medians, print_table
-from loadtests.processes import answers, child, children, cpu_seconds, free_port
+from loadtests.processes import answers, child, children, cpu_seconds
 from loadtests.provenance import provenance
 from loadtests.relay_cost import counted_here
 from tests.fakes.tokenizer import make_tokenizer
+from tests.ports import free_port
 
 START_SECONDS = 60.0
 IDLE_SECONDS = 3.0

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.processes import answers, child, cpu_seconds, free_port, on_cores, resident, sockets, split_cores
+from loadtests.processes import answers, child, cpu_seconds, on_cores, resident, sockets, split_cores
+from tests.ports import free_port
 
 BURN = "import time\nwhile time.process_time() < {}: pass\n"
 NESTED = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN.format(0.3)!r}])\ninput()"
