@@ -11,6 +11,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from itertools import islice
 from secrets import token_bytes
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ PIECE = 512
 """Fewest characters of a piece, but for the last."""
 MOST_TOKENS = 4 * 2**20
 """Most tokens remembered, in 4 bytes each: 16 MiB."""
+MOST_CUTS = 32
+"""Most tokens before which texts are cut: each is tried at each character that may begin one."""
 ENTRY = 64
 """Tokens that take as much memory as a piece does besides its own: its key and its objects."""
 
@@ -36,7 +39,7 @@ def safe_cuts(added: "Iterable[AddedToken]", wanted: Iterable[str]) -> re.Patter
     Args:
         added: all of a vocabulary. If any has `single_word`, nothing is safe: its neighbours decide whether it is
             found.
-        wanted: those that are of use, as they stand in a text.
+        wanted: those that are of use, as they stand in a text, those that help most first.
     """
     tokens = list(added)
     if any(token.single_word for token in tokens):
@@ -46,16 +49,18 @@ def safe_cuts(added: "Iterable[AddedToken]", wanted: Iterable[str]) -> re.Patter
     ends = {content[start:] for content in contents for start in range(1, len(content))}
     greedy = tuple(token.content for token in tokens if token.lstrip)
     plain = {token.content for token in tokens if not token.normalized}
-    safe = [
+    safe = (
         content
-        for content in plain.intersection(wanted)
+        for content in dict.fromkeys(wanted)
         if content
+        and content in plain
         and not content[0].isspace()  # an earlier token with rstrip may take its blanks
         and not any(other.startswith(content) for other in greedy)  # a token with lstrip would be found instead
         and content not in inside
         and not any(content[:end] in ends for end in range(1, len(content) + 1))
-    ]
-    return re.compile("|".join(map(re.escape, sorted(safe, key=len, reverse=True)))) if safe else None
+    )
+    cuts = sorted(islice(safe, MOST_CUTS), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, cuts))) if cuts else None
 
 
 class Pieces:

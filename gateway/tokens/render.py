@@ -441,8 +441,8 @@ def _pieces(tokenizer: Tokenizer, templates: Sequence[str]) -> Pieces | None:
     if backend is None:
         return None
     added = backend.get_added_tokens_decoder().values()
-    shown = {token.content for token in added if any(token.content in source for source in templates)}
-    cuts = safe_cuts(added, shown | tokenizer.special_tokens)
+    shown = [token.content for token in added if any(token.content in source for source in templates)]
+    cuts = safe_cuts(added, [*shown, *tokenizer.special_tokens])
     if cuts is None:
         return None
     return Pieces(lambda texts: [one.ids for one in backend.encode_batch_fast(texts, add_special_tokens=False)], cuts)

@@ -39,8 +39,8 @@ class Tokenizer(Protocol):
     """No token stands for more characters than this."""
     compiled: bool
     """Whether it encodes by compiled code alone."""
-    special_tokens: frozenset[str]
-    """Those that the model's files name as special."""
+    special_tokens: tuple[str, ...]
+    """Those that the model's files name as special; those with a name of their own, as `eos_token`, first."""
 
     @property
     def backend(self) -> "Backend | None":

@@ -26,7 +26,7 @@ class TransformersTokenizer:
         self._backend = _backend(tokenizer)
         self.compiled = self._backend is not None
         self.longest: int = max(map(len, tokenizer.get_vocab()))
-        self.special_tokens = frozenset(tokenizer.all_special_tokens)
+        self.special_tokens: tuple[str, ...] = tuple(tokenizer.all_special_tokens)
         self.backend = None if tokenizer.split_special_tokens else self._backend
 
     def encode(self, text: str, *, special: bool) -> Tokens:

@@ -48,7 +48,7 @@ class NeverAsked:
     longest = 128
     compiled = True
     backend = None
-    special_tokens = frozenset[str]()
+    special_tokens: tuple[str, ...] = ()
 
     def template(self, _given, *, tools):
         assert tools in {True, False}
