@@ -93,10 +93,10 @@ class FastTokenizer:
         backend = _backend(folder)
         tokens = {token.content: token for token in backend.get_added_tokens_decoder().values()}
         named, extra = _special_tokens(config, kind)
-        special = tuple(dict.fromkeys((*named.values(), *extra)))
-        if missing := set(special) - tokens.keys():
+        special = {*named.values(), *extra}
+        if missing := special - tokens.keys():
             raise UnlikeError(f"tokenizer.json lacks {min(missing)!r}")
-        _check_added(backend, config.get("added_tokens_decoder"), set(special), kind)
+        _check_added(backend, config.get("added_tokens_decoder"), special, kind)
         if backend.padding is not None and "pad_token" not in config:
             raise UnlikeError("tokenizer.json names a padding token of its own")
         if kind is not None:
@@ -104,7 +104,7 @@ class FastTokenizer:
         plain(backend, split_special_tokens=False)
         self.compiled = True
         self.longest = max(map(len, backend.get_vocab()))
-        self.special_tokens = special
+        self.special_tokens = (*named.values(), *extra)
         self.backend = backend
         self._named = named
         self._templates = _templates(folder, config)

@@ -22,10 +22,10 @@ async def test_four_fronts_do_at_twice_capacity_what_one_gateway_does(tmp_path: 
     assert broken_by_overload(one, four, SHORT) == []
 
 
-@pytest.mark.parametrize(("what", "every"), [("fronts", 6.0), ("owner", 10.0)])
+@pytest.mark.parametrize(("what", "every"), [("fronts", 6.0), ("owner", 8.0)])
 async def test_what_is_killed_harms_its_own_connections_alone(what: str, every: float, tmp_path: Path) -> None:
     run, kills = await killed(tmp_path, KILLING, what, every)
-    assert kills
+    assert len(kills) >= 2
     if what == "fronts":
         assert any(kill.ports for kill in kills), "they had connections"
     assert broken_by_kills(run, kills, what, SHORT) == []

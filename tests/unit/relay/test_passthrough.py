@@ -253,7 +253,7 @@ async def test_one_that_fails_on_all_is_spared_and_tried_again(plane, monkeypatc
     await asyncio.sleep(TUNING.failing_span)
     for _ in range(30):
         await asyncio.gather(*[ended(ask(plane)) for _ in range(4)])
-    assert asked.count("http://a") > 50 - 30 * older, "it has its part of 120 again"
+    assert asked.count("http://a") >= 50 - 20 * older, "it has its part of 120 again"
 
 
 async def test_one_bad_request_after_the_other_keeps_no_endpoint_out(plane, monkeypatch):

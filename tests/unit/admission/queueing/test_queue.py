@@ -23,6 +23,12 @@ class Row:
         self.queue.push(request, (lane, frozenset(), None, None))
         return request
 
+    def join_both(self, count):
+        """So many each of the urgent band, from 1 on, and of band 1, from 101 on."""
+        for number in range(1, count + 1):
+            self.join(number, cost=10.0)
+            self.join(100 + number, band=1, cost=10.0)
+
     def leave(self, name):
         self.queue.remove(self.requests[name])
 
@@ -265,9 +271,7 @@ def test_a_band_is_owed_its_share_of_what_requests_took_not_of_what_was_expected
     large = row.join(0, cost=5000.0)
     row.leave(0)
     charge = row.queue.charge(large)
-    for number in range(1, 21):
-        row.join(number, cost=10.0)
-        row.join(100 + number, band=1, cost=10.0)
+    row.join_both(20)
     row.queue.settle(large, charge, used, inf)
     went = row.go(20)
     assert sum(name > 100 for name in went) == (13 if used else 9)
@@ -278,9 +282,7 @@ def one_in_flight_of_a_band():
     row = Row(bands={1: Band(reserved=0.5)})
     request = row.join(0, cost=10.0, band=1)
     row.leave(0)
-    for number in range(1, 31):
-        row.join(number, cost=10.0)
-        row.join(100 + number, band=1, cost=10.0)
+    row.join_both(30)
     return row, request, Charge(1.0)
 
 
@@ -312,9 +314,7 @@ def test_no_band_waits_for_what_another_did_not_have_in_the_end():
     row.leave(0)
     charge = row.queue.charge(failed)
     row.queue.accrue(failed, charge, 5000.0, inf)
-    for number in range(1, 21):
-        row.join(number, cost=10.0)
-        row.join(100 + number, band=1, cost=10.0)
+    row.join_both(20)
     row.queue.settle(failed, charge, 10.0, inf)
     assert sum(name > 100 for name in row.go(20)) == 9
 
@@ -328,9 +328,7 @@ def test_nor_does_its_own_band_that_was_not_owed_it():
     row.queue.accrue(failed, charge, 5000.0, inf)
     row.queue.bypass(later)
     row.queue.charge(later)
-    for number in range(1, 21):
-        row.join(number, cost=10.0)
-        row.join(100 + number, band=1, cost=10.0)
+    row.join_both(20)
     row.queue.settle(failed, charge, 10.0, inf)
     assert sum(name > 100 for name in row.go(20)) == 9
 
