@@ -31,6 +31,7 @@ from gateway.wire.stream import (
     error_message,
     is_preliminary,
     read_body,
+    response_id,
     says_something,
 )
 from gateway.wire.token_ids import IdsField
@@ -39,13 +40,11 @@ _OK = 200
 _NOT_FOUND = 404
 _SERVER_ERRORS = 500
 MAX_HELD_BYTES = 4 * 2**20
-"""An answer that is not streamed is held until it is known to be good. One over this size passes as it is."""
+"""An answer that is not streamed is held until it is known to be good, and so are the preliminary events of a stream.
+What is over this size passes as it is."""
 MAX_ERROR_BYTES = 2**20
 """Most bytes of an error's body that are held."""
-MAX_PRELIMINARY = 64 * 2**10
-"""Bytes of preliminary events after which a stream counts as begun."""
 LARGE_PIECE = 64 * 2**10
-_UNREAD = BodyFacts(None, None, None)
 _EMPTY = Failure(FailureKind.UNFINISHED, 502, "its answer to a request for a stream is empty")
 _REFUSED_AS: dict[Meaning | None, Outcome] = {
     Meaning.TOO_LONG: Outcome.CONTEXT_LENGTH_EXCEEDED,
@@ -269,7 +268,8 @@ class Attempt:
 
     async def _whole(self, flight: Flight, answer: Answer) -> Ended | Retryable:
         body, complete = await _read_up_to(answer, MAX_HELD_BYTES)
-        facts = read_body(self._exchange.api or Api.CHAT, body) if complete else _UNREAD
+        api = self._exchange.api or Api.CHAT
+        facts = read_body(api, body) if complete else BodyFacts(None, None, response_id(body))
         failure = facts.failure if body or not self._exchange.stream else _EMPTY
         if failure is not None:
             return await self._failed_unseen(flight, failure)
@@ -345,13 +345,19 @@ class Attempt:
 
     async def _first_events(self, answer: Answer, reader: StreamReader) -> bytes:
         """Read until it is clear whether the engine answers; return what may leave."""
-        held = b""
+        held, read = bytearray(), 0
         while data := await answer.read_some():
-            ready = reader.feed(data)
-            held += ready
-            if reader.failure is not None or len(held) > MAX_PRELIMINARY or not is_preliminary(ready):
-                return held
-        return held + reader.end()
+            held += reader.feed(data)
+            if reader.failure is not None or len(held) > MAX_HELD_BYTES:
+                break
+            if reader.torn:
+                continue  # the type of an event may come last
+            if not is_preliminary(bytes(held[read:])):
+                break
+            read = len(held)
+        else:
+            held += reader.end()
+        return bytes(held)
 
     async def _start(self, flight: Flight, answer: Answer, length: int | None = None) -> None:
         """Begin the client's answer. Waits until the client has taken earlier answers on its connection."""

@@ -12,11 +12,13 @@ from enum import Enum, auto
 import msgspec
 
 from gateway.wire.engine_kinds import Meaning, meaning
+from gateway.wire.passing_usage import PassingUsage
 from gateway.wire.request import Api
 from gateway.wire.usage import Usage, UsageFields
 
 MAX_EVENT_BYTES = 2**20
-"""An event is held until it is complete, up to this size. A larger one passes through in pieces, unread."""
+"""An event is held until it is complete, up to this size. A larger one passes through in pieces. Only its counts and
+the id at its beginning are read: the Responses API repeats tools and the whole answer in an event."""
 
 
 class FailureKind(Enum):
@@ -99,7 +101,7 @@ _START = msgspec.json.Decoder(_Start)
 _ERROR = msgspec.json.Decoder(_Error)
 _CHOICE_LIST = msgspec.json.Decoder(list[_Choice])
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_BOUNDARY = re.compile(rb"\r?\n\r?\n")
+_BOUNDARY = re.compile(rb"\n\r?\n")
 _BOUNDARY_BYTES = 3
 """The last bytes sent that may begin an event boundary which the next bytes complete."""
 _COMMENT = re.compile(rb"(?:^|(?<=\n\n)):[^\n]*\n\n")
@@ -157,9 +159,15 @@ _TEXT_FIELD: dict[Api, bytes] = {
 _SINGLES: dict[Api, int] = {Api.CHAT: 2, Api.COMPLETIONS: 1}
 """Number of first events of each sequence that hold at most one token, whatever interval the client wants."""
 
-_PRELIMINARY = re.compile(rb'^:|"type": ?"response\.(?:created|in_progress)"')
-"""Events that promise nothing: the Responses API sends two before the engine has even taken the request, and the
-first is a comment."""
+_PRELIMINARY = tuple(
+    b'"type":%b"response.%b"' % (space, state) for space in (b"", b" ") for state in (b"created", b"in_progress")
+)
+"""Marks of events that promise nothing: the Responses API sends two before the engine has even taken the request."""
+_ID = re.compile(
+    rb'(?:event:[^\n]*\n)?(?:data:)?\s*\{\s*(?:"(?:type|sequence_number)":\s*"?[\w.]+"?,\s*)*'
+    rb'(?:"response":\s*\{\s*)?"id":\s*"([^"\\]{1,1000})"'
+)
+"""The id of a response where its answer or event begins with it. Further on a client's tools could have one."""
 _FINISHING_EVENTS = frozenset({"response.completed", "response.incomplete", "message_delta"})
 _CLOSING_EVENTS = frozenset({"response.completed", "response.incomplete", "message_stop"})
 
@@ -195,6 +203,7 @@ class StreamReader:
         "_interval",
         "_last",
         "_marks",
+        "_passing",
         "_prompt",
         "_sequences",
         "_singles",
@@ -242,6 +251,8 @@ class StreamReader:
         self._last = b""
         """The last few bytes of the incomplete event, held back or not."""
         self._unread = False
+        self._passing: PassingUsage | None = None
+        """Of events too large to hold."""
         self._text_field = _TEXT_FIELD[api]
         self._before, self._behind = b"", b"none yet"
         """What an ordinary event of this stream begins with, up to its text, and ends with, with its chunk."""
@@ -312,6 +323,8 @@ class StreamReader:
         self._tail, self._held_bytes = [], 0
         if rest and self.failure is None and not self._read_event(rest):
             rest = b""
+        if self.usage is None and self._passing is not None:
+            self.usage = self._passing.read(self.api)
         self._expect_finished("the engine's stream ended without a finish reason")
         return b"" if self.failure is not None else rest
 
@@ -332,19 +345,29 @@ class StreamReader:
         self._held_bytes += len(data)
         self._last = window[-_BOUNDARY_BYTES:]
         if self._held_bytes > MAX_EVENT_BYTES:
-            self.torn = self._unread = True
-            complete += b"".join(self._tail)
-            self._tail, self._held_bytes = [], 0
+            complete += self._tear()
         return complete
+
+    def _tear(self) -> bytes:
+        """Let go what is held of an event too large to hold."""
+        self.torn = self._unread = True
+        held = b"".join(self._tail)
+        self._tail, self._held_bytes = [], 0
+        self.response_id = self.response_id or response_id(held)
+        self._passing = self._passing or PassingUsage()
+        self._passing.feed(held)
+        return held
 
     def _pass(self, data: bytes) -> bytes:
         """Let through the rest of an event that was too large to hold."""
         window = self._last + data
         boundary = _BOUNDARY.search(window)
+        end = len(data) if boundary is None else boundary.end() - len(self._last)
+        if self._passing is not None:
+            self._passing.feed(data[:end])
         if boundary is None:
             self._last = window[-_BOUNDARY_BYTES:]
             return data
-        end = boundary.end() - len(self._last)
         self.torn, self._last = False, b""
         return data[:end] + self._complete(data[end:])
 
@@ -479,7 +502,17 @@ def says_something(data: bytes) -> bool:
 def is_preliminary(data: bytes) -> bool:
     """Whether these events do not yet show that the engine will answer."""
     events = _BOUNDARY.split(data, maxsplit=_MOST_READ)
-    return len(events) <= _MOST_READ and all(_PRELIMINARY.search(event) for event in events if event)
+    return len(events) <= _MOST_READ and all(map(_promises_nothing, filter(None, events)))
+
+
+def _promises_nothing(event: bytes) -> bool:
+    return event.startswith(b":") or any(mark in event for mark in _PRELIMINARY)
+
+
+def response_id(begins: bytes) -> str | None:
+    """The id of the response whose answer, or event, begins so; None if another field comes first."""
+    found = _ID.match(begins)
+    return None if found is None else found[1].decode("utf-8", "replace")
 
 
 class BodyFacts(msgspec.Struct, frozen=True):

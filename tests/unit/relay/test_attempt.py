@@ -116,8 +116,10 @@ async def test_one_that_breaks_off_is_cut_off_for_its_client_too(plane, monkeypa
     assert (client.body, client.complete) == (b"x" * 11, False)
 
 
-async def test_a_stored_response_is_asked_for_where_it_was_made(plane):
+@pytest.mark.parametrize("most", [attempt.MAX_HELD_BYTES, 10], ids=["held", "too large to hold"])
+async def test_a_stored_response_is_asked_for_where_it_was_made(plane, monkeypatch, most):
     body = b'{"id":"resp_1","object":"response","status":"completed"}'
+    monkeypatch.setattr(attempt, "MAX_HELD_BYTES", most)
     plane.replies.extend([Reply(body), Reply(b"{}")])
     await plane.ask(b'{"model":"m","input":"x"}', path="/v1/responses").ended()
     await plane.ask(b"", path="/v1/responses/resp_1", method="GET").ended()
@@ -176,14 +178,17 @@ async def test_an_engine_that_sends_only_comments_is_silent(plane, comment):
     assert client.body == TOKEN + comment * 40 + TOKEN + LAST + DONE
 
 
-async def test_a_stream_begins_with_its_first_event_of_any_worth(plane, monkeypatch):
-    created = b'event: response.created\ndata: {"type":"response.created"}\n\n'
+@pytest.mark.parametrize("size", [0, 100_000, 1_500_000])
+async def test_a_stream_begins_with_its_first_event_of_any_worth(plane, monkeypatch, size):
+    """However much of its request the Responses API repeats in those before: 1.5 MB of tools are too large to hold."""
+    created = b'event: response.created\ndata: {"tools":"%b","type":"response.created"}\n\n' % (b"t" * size)
     body = b'{"model":"m","input":"x","stream":true}'
-    plane.replies.extend([stream(created, LOST), stream(created, created, LOST)])
+    pieces = [(created + created)[start : start + 200_000] for start in range(0, 2 * len(created), 200_000)]
+    plane.replies.extend([stream(created, LOST), stream(*pieces, LOST)])
     client = plane.ask(body, path="/v1/responses")
     assert await outcome(plane, client) == "upstream_error"
     assert client.status == 502, "nothing has left"
-    monkeypatch.setattr(attempt, "MAX_PRELIMINARY", 10)
+    monkeypatch.setattr(attempt, "MAX_HELD_BYTES", 10)
     plane.replies.append(stream(created, created, LOST))
     client = plane.ask(body, path="/v1/responses")
     assert await outcome(plane, client) == "upstream_error"

@@ -13,6 +13,7 @@ from gateway.wire.stream import (
     error_message,
     is_preliminary,
     read_body,
+    response_id,
     says_something,
 )
 from gateway.wire.usage import Usage
@@ -526,6 +527,43 @@ def test_the_responses_api_is_held_until_the_engine_works():
     assert not is_preliminary(b":\n\n" * 100_000), "no engine sends that many in one piece, and to read each takes time"
     assert not is_preliminary(b"".join([*opening, *shape_of(Api.RESPONSES).first(0)]))
     assert not is_preliminary(answer(Api.CHAT)[0])
+
+
+@settings(max_examples=60)
+@given(cuts=st.lists(st.integers(0, 10**6), max_size=30), spaced=st.booleans())
+def test_of_a_response_too_large_to_hold_the_counts_and_the_id_are_read(cuts, spaced):
+    """The Responses API repeats tools and instructions in its first events, and the whole answer in its last."""
+    kept, stream_module.MAX_EVENT_BYTES = stream_module.MAX_EVENT_BYTES, 400
+    try:
+        large = json.dumps({"instructions": '"usage":{"input_tokens":9} ' * 100, "tools": [{"id": "t"}]}).encode()[1:-1]
+        whole = b"".join(answer(Api.RESPONSES)).replace(b'"object":"response"', b'"object":"response",' + large)
+        assert whole.count(large) == 3
+        if spaced:
+            whole = whole.replace(b'":', b'": ').replace(b',"', b', "')
+        reader, forwarded = read(Api.RESPONSES, cut(whole, cuts))
+        assert forwarded == whole
+        assert (reader.usage, reader.response_id, reader.failure) == (Usage(3, 4, 0), "id-1", None)
+    finally:
+        stream_module.MAX_EVENT_BYTES = kept
+
+
+@pytest.mark.parametrize(
+    ("begins", "found"),
+    [
+        (b'{"id":"resp_1","object"', "resp_1"),
+        (b'\n{ "id": "resp_1"', "resp_1"),
+        (b'event: response.created\ndata: {"response":{"id":"resp_1","created_at"', "resp_1"),
+        (b'data:{"type":"response.created","sequence_number":0,"response":{"id":"resp_1"', "resp_1"),
+        (b'data: {"type": "response.created", "sequence_number": 0, "response": {"id": "resp_1"', "resp_1"),
+        (b'{"tools":[{"id":"another"}],"id":"resp_1"}', None),
+        (b'{"metadata":{"id":"another"},"id":"resp_1"}', None),
+        (b'{"id":"a\\"b"}', None),
+        (b'{"id":null}', None),
+        (b"", None),
+    ],
+)
+def test_the_id_of_a_response_is_read_where_it_begins_with_it_for_the_rest_may_be_a_clients(begins, found):
+    assert response_id(begins) == found
 
 
 def test_the_id_of_a_response_is_kept_for_those_who_ask_for_it_later():
