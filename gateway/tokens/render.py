@@ -96,7 +96,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Renderer:
-    """The tokenizer and templates of one model."""
+    """The tokenizer and templates of one model.
+
+    Raises:
+        jinja2.TemplateSyntaxError: a template is none.
+    """
 
     def __init__(self, tokenizer: Tokenizer, chat_template: str | None = None, files: bytes = b"") -> None:
         self._tokenizer = tokenizer
@@ -108,12 +112,13 @@ class Renderer:
         """Whether it encodes by compiled code."""
         self.max_chars_per_token = tokenizer.longest
         """No token stands for more characters than this."""
-        self._plain = _template(tokenizer, chat_template, tools=False)
-        self._with_tools = _template(tokenizer, chat_template, tools=True)
-        for template in (self._plain, self._with_tools):
+        sources = [tokenizer.template(chat_template, tools=tools) for tools in (False, True)]
+        templates: dict[str | None, ChatTemplate] = {it: ChatTemplate(it) for it in sources if it is not None}
+        self._plain, self._with_tools = (templates.get(source) for source in sources)
+        for template in templates.values():
             _compile(tokenizer, template)
         self._strips = _strips(tokenizer)
-        self._pieces = _pieces(tokenizer, [t.source for t in (self._plain, self._with_tools) if t is not None])
+        self._pieces = _pieces(tokenizer, [template.source for template in templates.values()])
 
     def measure_chat(self, prompt: ChatPrompt, max_model_len: int) -> MeasuredPrompt:
         """Encode a conversation.
@@ -412,21 +417,10 @@ def _check_engine_uses_template(files: Path) -> None:
         raise TokenizerUnavailableError(f"the engine builds prompts for {own.pop()} by code of its own")
 
 
-def _template(tokenizer: Tokenizer, given: str | None, *, tools: bool) -> ChatTemplate | None:
-    """The template for requests with or without tools.
-
-    Raises:
-        jinja2.TemplateSyntaxError: it is not a template.
-    """
-    source = tokenizer.template(given, tools=tools)
-    return None if source is None else ChatTemplate(source)
-
-
-def _compile(tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+def _compile(tokenizer: Tokenizer, template: ChatTemplate) -> None:
     """Have a template compiled: one of 12 KB takes 50 ms, and the first count may be on the event loop."""
-    if template is not None:
-        with contextlib.suppress(Exception):  # it is compiled before it is rendered, and need not take this message
-            tokenizer.render(template, [{"role": "user", "content": ""}], None, {})
+    with contextlib.suppress(Exception):  # it is compiled before it is rendered, and need not take this message
+        tokenizer.render(template, [{"role": "user", "content": ""}], None, {})
 
 
 def _strips(tokenizer: Tokenizer) -> bool:

@@ -179,12 +179,14 @@ def _macro_loops(
     """The loops inside macros, and for each the parameters of its macro that receive a message's content."""
     inside: set[int] = set()
     parameters: dict[int, set[str]] = {}
+    calls: dict[str, list[nodes.Call]] = {}
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Name):
+            calls.setdefault(call.node.name, []).append(call)
     for macro in tree.find_all(nodes.Macro):
         names = [argument.name for argument in macro.args]
         given: set[str] = set()
-        for call in tree.find_all(nodes.Call):
-            if not isinstance(call.node, nodes.Name) or call.node.name != macro.name:
-                continue
+        for call in calls.get(macro.name, ()):
             given |= {name for name, value in zip(names, call.args, strict=False) if is_content(value)}
             given |= {
                 keyword.key
@@ -200,6 +202,7 @@ def _macro_loops(
 
 def _names_bound_to(tree: nodes.Template, name: str) -> set[str]:
     """`name`, and every name to which some assignment gives its value or a part of it."""
+    assignments = list(tree.find_all(nodes.Assign))
     bound: set[str] = set()
     pending = [name]
     while pending:
@@ -207,7 +210,7 @@ def _names_bound_to(tree: nodes.Template, name: str) -> set[str]:
         bound.add(current)
         pending += [
             target
-            for assignment in tree.find_all(nodes.Assign)
+            for assignment in assignments
             if _reads(assignment.node, current) and (target := _name(assignment.target)) not in bound
         ]
     return bound

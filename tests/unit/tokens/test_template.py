@@ -1,3 +1,4 @@
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,16 @@ MORE: dict[str, Any] = {
     "both at once": {"messages": [{"role": "user", "content": "Hi"}], "continue_final_message": True},
     "nobody": {"messages": []},
 }
+
+
+def test_a_template_of_any_size_is_analysed_in_a_time_that_goes_with_its_size() -> None:
+    one = (
+        "{% macro show_N(text) %}{% for part in text %}{{ part }}{% endfor %}{% set it_N = messages %}{% endmacro %}"
+        "{{ show_N(messages[0].content) }}"
+    )
+    began = time.process_time()
+    ChatTemplate("".join(one.replace("N", str(number)) for number in range(600)))
+    assert time.process_time() - began < 10.0, "half a minute, where each macro and each name was looked for anew"
 
 
 @pytest.mark.parametrize("family", FAMILIES | ODD)
