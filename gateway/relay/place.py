@@ -48,7 +48,7 @@ class Place:
         self._counts.moved[self.request] = generated if generated < most else most  # noqa: FURB136  # `min` is dearer
 
     def unread(self) -> None:
-        """Note that a whole answer passes whose tokens are not known before its end: who leaves until then pays all."""
+        """Note that a whole answer passes whose tokens are known at its end at best: where they are not, it pays all."""
         self._unread = True
 
     def behind(self) -> None:
@@ -60,7 +60,7 @@ class Place:
         """Give the place back for good, see `Finished`; does nothing when none is held."""
         if self._held:
             self._held = False
-            if completion_tokens is None and self._unread and verdict is Verdict.ABORTED:
+            if completion_tokens is None and self._unread:
                 completion_tokens = self._most
             tokens = None if completion_tokens is None else min(completion_tokens, self._most)
             self._admission.finish(self.request, verdict, tokens, prompt_tokens)

@@ -168,6 +168,7 @@ _ID = re.compile(
     rb'(?:"response":\s*\{\s*)?"id":\s*"([^"\\]{1,1000})"'
 )
 """The id of a response where its answer or event begins with it. Further on a client's tools could have one."""
+_MOST_BEFORE_ID = 2048
 _FINISHING_EVENTS = frozenset({"response.completed", "response.incomplete", "message_delta"})
 _CLOSING_EVENTS = frozenset({"response.completed", "response.incomplete", "message_stop"})
 
@@ -252,7 +253,7 @@ class StreamReader:
         """The last few bytes of the incomplete event, held back or not."""
         self._unread = False
         self._passing: PassingUsage | None = None
-        """Of events too large to hold."""
+        """Of the last event too large to hold."""
         self._text_field = _TEXT_FIELD[api]
         self._before, self._behind = b"", b"none yet"
         """What an ordinary event of this stream begins with, up to its text, and ends with, with its chunk."""
@@ -354,7 +355,7 @@ class StreamReader:
         held = b"".join(self._tail)
         self._tail, self._held_bytes = [], 0
         self.response_id = self.response_id or response_id(held)
-        self._passing = self._passing or PassingUsage()
+        self._passing = PassingUsage(depth=2 if self.api is Api.RESPONSES else 1)
         self._passing.feed(held)
         return held
 
@@ -511,7 +512,7 @@ def _promises_nothing(event: bytes) -> bool:
 
 def response_id(begins: bytes) -> str | None:
     """The id of the response whose answer, or event, begins so; None if another field comes first."""
-    found = _ID.match(begins)
+    found = _ID.match(begins, 0, _MOST_BEFORE_ID)
     return None if found is None else found[1].decode("utf-8", "replace")
 
 

@@ -1,5 +1,7 @@
 from unittest.mock import Mock
 
+import pytest
+
 from gateway.admission.events import Demand, RequestId, Verdict
 from gateway.pools.counts import Counts
 from gateway.relay.place import Place
@@ -34,9 +36,9 @@ def test_the_owner_is_told_of_no_more_tokens_than_it_may_generate():
     assert [call.args[1:] for call in admission.mock_calls] == [(20,), (Verdict.DONE, 20, None)]
 
 
-def test_who_leaves_an_answer_whose_tokens_nobody_knows_yet_pays_all_it_may_have():
-    for verdict, tokens in ((Verdict.ABORTED, 20), (Verdict.DONE, None)):
-        made, admission = place(held=True)
-        made.unread()
-        made.release(verdict)
-        assert admission.mock_calls == [(("finish"), (1, verdict, tokens, None), {})]
+@pytest.mark.parametrize("verdict", [Verdict.ABORTED, Verdict.DONE])
+def test_an_answer_whose_tokens_nobody_knows_pays_all_it_may_have(verdict):
+    made, admission = place(held=True)
+    made.unread()
+    made.release(verdict)
+    assert admission.mock_calls == [(("finish"), (1, verdict, 20, None), {})]
