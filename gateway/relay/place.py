@@ -48,7 +48,7 @@ class Place:
         self._counts.moved[self.request] = generated if generated < most else most  # noqa: FURB136  # `min` is dearer
 
     def unread(self) -> None:
-        """Note that a whole answer passes whose tokens are known at its end at best: where they are not, it pays all."""
+        """Note that a whole answer passes whose tokens are known at its end at best. Without them it pays all."""
         self._unread = True
 
     def behind(self) -> None:
