@@ -384,7 +384,7 @@ class Attempt:
         await self._start(flight, answer, _length(answer.headers))
         while not complete:
             if counts is not None:
-                counts.feed(body)
+                await _look_through(body, counts)
             flight.delivering = True
             await self._response.write(body)
             flight.delivering = False
@@ -481,6 +481,13 @@ async def _read_up_to(answer: Answer, most: int) -> tuple[bytes, bool]:
             return bytes(body), True
         body += piece
     return bytes(body), False
+
+
+async def _look_through(body: bytes, counts: PassingUsage) -> None:
+    """Look for counts in a piece of any size. What takes a millisecond is done before others have their turn."""
+    for start in range(0, len(body), LARGE_PIECE):
+        counts.feed(body[start : start + LARGE_PIECE])
+        await asyncio.sleep(0)
 
 
 def _length(headers: Headers) -> int | None:

@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from gateway.relay import attempt
 from gateway.relay.flights import SWEEP_INTERVAL, Interruption
 from gateway.relay.heartbeat import comment
 from gateway.upstream.interface import ConnectFailedError, ConnectionLostError
+from gateway.wire.passing_usage import PassingUsage
 from tests.fakes.plane import ASKED, DONE, LAST, STREAM, STREAMED, TOKEN, USED, WHOLE, FakePlane, Reply, stream
 from tests.fakes.vllm.shapes import BUSY, DEAD
 from tests.until import until
@@ -106,6 +108,33 @@ async def test_an_answer_too_large_to_hold_is_passed_on_as_it_comes(plane, monke
     assert await outcome(plane, client) == "completed"
     assert client.headers["content-length"] == "21"
     assert [len(message["body"]) for message in client.messages[1:]] == [11, 5, 5, 0]
+
+
+async def test_the_counts_of_a_large_answer_are_looked_for_while_others_have_their_turn(plane, monkeypatch):
+    monkeypatch.setattr(attempt, "MAX_HELD_BYTES", 2 * attempt.LARGE_PIECE)
+    turn, looked = itertools.count(), []
+
+    async def other():
+        while True:
+            next(turn)
+            await asyncio.sleep(0)
+
+    class Looking(PassingUsage):
+        def feed(self, piece):
+            looked.append((next(turn), len(piece)))
+            super().feed(piece)
+
+    monkeypatch.setattr(attempt, "PassingUsage", Looking)
+    large = WHOLE.replace(b"{", b'{"metadata":"%b",' % (b"x" * 3 * attempt.LARGE_PIECE), 1)
+    plane.replies.append(Reply(large, content_length=str(len(large))))
+    task = asyncio.create_task(other())
+    client = plane.ask()
+    assert await outcome(plane, client) == "completed"
+    task.cancel()
+    assert (client.body, plane.lines[-1]["completion_tokens"]) == (large, 1)
+    turns, sizes = zip(*looked, strict=True)
+    assert (sum(sizes), max(sizes)) == (len(large), attempt.LARGE_PIECE)
+    assert all(after > before + 1 for before, after in itertools.pairwise(turns))
 
 
 async def test_one_that_breaks_off_is_cut_off_for_its_client_too(plane, monkeypatch):
