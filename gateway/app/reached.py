@@ -5,7 +5,7 @@ from collections.abc import Callable, Container, Mapping
 from gateway.admission.events import EndpointId
 from gateway.app.named_files import Access
 from gateway.config.fallback import FallbackSettings
-from gateway.pools.directory import DENIED, Directory, Endpoint
+from gateway.pools.directory import Directory, Endpoint
 from gateway.pools.interface import Watch
 from gateway.relay.fallback_server import Unwatched
 from gateway.tokens.engine_count import Target
@@ -48,7 +48,7 @@ class Reached:
             with endpoint.asked():
                 status, answer = await questions(path, body, silence=silence, longest=longest, most=most)
             if endpoint.denies(status):
-                endpoint.watch.failed(DENIED)
+                endpoint.watch.failed(endpoint.denial)
             return status, answer
 
         return Target(endpoint.base_url, ask, endpoint.kind)

@@ -21,8 +21,6 @@ from gateway.wire.engine_kinds import KINDS, VLLM, EngineKind, KvOut
 from gateway.wire.fields import Use, named, unread_limits
 
 _TURNED_AWAY = frozenset({301, 302, 303, 307, 308, 403, 429})
-DENIED = "it does not accept the key that kvgate has for it"
-"""Why an endpoint failed that `denies`."""
 
 
 @dataclass(slots=True)
@@ -73,9 +71,19 @@ class Endpoint:
         """Whether it says that it serves a model or adapter of this name. Some engines take any name all the same."""
         return self.identity is not None and name in (*self.identity.names, *self.identity.loras)
 
-    def denies(self, status: int) -> bool:
-        """Whether an answer with this status says that the endpoint does not accept the key that kvgate has for it."""
-        return status == HTTPStatus.UNAUTHORIZED and self.api_key is not None
+    def denies(self, status: int, *, keyed: bool = False) -> bool:
+        """Whether an answer with this status says that the endpoint does not accept the key that kvgate has for it.
+
+        `keyed`: the client's key is one of kvgate's, so the endpoint did not get it: it wants one that kvgate lacks.
+        """
+        return status == HTTPStatus.UNAUTHORIZED and (keyed or self.api_key is not None)
+
+    @property
+    def denial(self) -> str:
+        """Why it failed where it `denies`."""
+        if self.api_key is None:
+            return "it wants a key, and kvgate has none for it"
+        return "it does not accept the key that kvgate has for it"
 
     def lacks(self, status: int, model: str | None) -> bool:
         """Whether such an answer says that it does not serve a model, of which another tells that may be away."""

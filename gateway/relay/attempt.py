@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.admission.events import Back, EndpointId, RequestId, Verdict
 from gateway.admission.outcomes import Outcome
-from gateway.pools.directory import DENIED, Endpoint
+from gateway.pools.directory import Endpoint
 from gateway.relay.exchange import Exchange
 from gateway.relay.flights import Flight, Flights, Interruption
 from gateway.relay.headers import is_stream, towards_client
@@ -241,17 +241,15 @@ class Attempt:
             return Retryable(
                 Back.FAILED, f"The endpoint answered {answer.status}: {_sentence(message)}", live_error=not dead
             )
-        if self._endpoint.denies(answer.status):
-            self._endpoint.watch.failed(DENIED)
-            return Retryable(
-                Back.FAILED, "The endpoint did not accept the key that kvgate has for it.", live_error=True
-            )
+        if self._endpoint.denies(answer.status, keyed=self._exchange.client.keyed):
+            self._endpoint.watch.failed(self._endpoint.denial)
+            return Retryable(Back.FAILED, f"The endpoint failed: {self._endpoint.denial}.", live_error=True)
         lacks_model = self._endpoint.lacks(answer.status, model)
         if not lacks_model and (answer.status == _NOT_FOUND or not body.lstrip().startswith(b"{")):
             # Perhaps it is another engine by now; or a proxy says that the engine is gone.
             self._endpoint.watch.failed(f"it answered {answer.status}")
-        if lacks_model or self._another_may_have(answer.status, body):
-            return Retryable(Back.LACKING, f"The endpoint answered 404: {_sentence(message)}")
+        if lacks_model or self._another_may_have(means, answer.status, body):
+            return Retryable(Back.LACKING, f"The endpoint answered {answer.status}: {_sentence(message)}")
         if self._response.head_sent:
             await self._exchange.refuse(_as_event(answer.status), message)
         else:
@@ -259,10 +257,11 @@ class Attempt:
         away = self._endpoint.turns_away(answer.status)
         return Ended(Outcome.ENDPOINT_REFUSED, Verdict.FAILED if away else Verdict.DONE)
 
-    def _another_may_have(self, status: int, body: bytes) -> bool:
-        """Whether it lacks the route, and another endpoint is there to be tried: one, so that all of many are not."""
+    def _another_may_have(self, means: Meaning | None, status: int, body: bytes) -> bool:
+        """Whether it lacks the route or an option, and another is there to be tried: one, not all of many."""
         pool, exchange = self._endpoint.pool, self._exchange
-        if pool is None or exchange.lacking or not self._endpoint.lacks_route(status, body):
+        lacks = means is Meaning.LACKING or self._endpoint.lacks_route(status, body)
+        if pool is None or exchange.lacking or not lacks:
             return False
         return any(other is not self._endpoint for other in pool.healthy())
 
@@ -437,7 +436,9 @@ class Attempt:
         if flight.interruption is Interruption.SHUTDOWN:
             outcome, message = Outcome.DRAINING, SHUTTING_DOWN
         if self._response.answer_begun:
-            await self._end_with(self._error_event(message, outcome))
+            ended = await self._end_with(self._error_event(message, outcome))
+            if ended.outcome is Outcome.COMPLETED:
+                return ended
         elif flight.interruption is Interruption.EVACUATED:
             cause = Back.FAILED if flight.sent else Back.UNREACHED
             return Retryable(cause, "The endpoint went down, or hangs.", evacuated=flight.sent)
@@ -453,18 +454,22 @@ class Attempt:
     async def _end_with(self, event: bytes) -> Ended:
         """End the HTTP body cleanly, with the error as its last event and without `[DONE]`.
 
-        A body that is not an event stream is cut off: no error can be told inside of it.
+        A body that is not an event stream is cut off: no error can be told inside of it. A stream whose last event has
+        come is whole, whatever became of its connection.
         """
         await self._turnstile.pass_through()  # with an engine, hundreds of streams may end
         if self.reader is None:
             return Ended(Outcome.UPSTREAM_ERROR, Verdict.ABORTED)
         self._exchange.usage = self.reader.usage
-        if self.reader.torn:
+        whole = self.reader.closed and self.reader.failure is None
+        if whole:
+            event = b""
+        elif self.reader.torn:
             event = b"\n\n" + event
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_EVENT_TIMEOUT):
                 await self._response.end(event)
-        return Ended(Outcome.UPSTREAM_ERROR, Verdict.ABORTED)
+        return Ended(Outcome.COMPLETED, Verdict.DONE) if whole else Ended(Outcome.UPSTREAM_ERROR, Verdict.ABORTED)
 
 
 def _sentence(message: str) -> str:

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from gateway.admission.events import Back, EndpointId
 from gateway.admission.outcomes import Outcome
 from gateway.config.settings import Settings
-from gateway.pools.directory import DENIED, Endpoint, Pool
+from gateway.pools.directory import Endpoint, Pool
 from gateway.relay.body_parsing import read
 from gateway.relay.charge import charged
 from gateway.relay.demand import refuse_adapter
@@ -228,11 +228,14 @@ async def _pass(
                 await plane.turnstile.pass_through()
                 continue
             answer, piece = begun
-            lacking, denied = endpoint.lacks(answer.status, model), endpoint.denies(answer.status)
+            keyed = exchange.client.keyed
+            lacking, denied = endpoint.lacks(answer.status, model), endpoint.denies(answer.status, keyed=keyed)
             absent = lacking or endpoint.lacks_route(answer.status, piece)
             lacked = lacked or absent  # it answers at once, so it is asked first: another may still fail
-            broken = not absent and _failed(plane, endpoint, answer.status, piece, again=tried.seen > 0)
-            hidden = denied or (absent and failed)  # its 404 is not what the one that failed would have said
+            broken = not absent and _failed(plane, endpoint, answer.status, piece, again=tried.seen > 0, keyed=keyed)
+            hidden = (denied and endpoint.api_key is not None) or (
+                absent and failed
+            )  # its 404 is not what the one that failed would have said
             if hidden or (
                 (absent or broken)
                 and len(asked) < _TRIES + (broken and lacked)
@@ -241,7 +244,7 @@ async def _pass(
             ):
                 answer.close()
                 exchange.unanswered(Back.LACKING if absent else Back.FAILED)
-                tried.reason = tried.reason if failed else DENIED if denied else f"it answered {answer.status}"
+                tried.reason = tried.reason if failed else endpoint.denial if denied else f"it answered {answer.status}"
                 tried.seen += broken and not denied
                 failed = failed or broken
                 continue
@@ -285,13 +288,13 @@ async def _begun(
     return None
 
 
-def _failed(plane: Plane, endpoint: Endpoint, status: int, piece: bytes, *, again: bool) -> bool:
+def _failed(plane: Plane, endpoint: Endpoint, status: int, piece: bytes, *, again: bool, keyed: bool) -> bool:
     """Whether an answer, by its status and its first piece, is a failure of its endpoint.
 
     That is noted, unless another endpoint failed on the request before.
     """
-    if endpoint.denies(status):
-        endpoint.watch.failed(DENIED)
+    if endpoint.denies(status, keyed=keyed):
+        endpoint.watch.failed(endpoint.denial)
         endpoint.note_answer(plane.clock(), failed=True)
         return True
     means = endpoint.kind.meaning(status, error_message(piece)) if status >= HTTPStatus.BAD_REQUEST else None

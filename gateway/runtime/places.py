@@ -9,10 +9,12 @@ class Places:
 
     Args:
         count: the most requests at a time.
+        per_flow: the most of one flow, where not all: others need not wait for those that take long.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, per_flow: int | None = None) -> None:
         self._free = count
+        self._per_flow = count if per_flow is None else per_flow
         self._held: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """By flow, in order of arrival; the flow that was served last stands last."""
@@ -23,7 +25,7 @@ class Places:
 
     async def acquire(self, flow: str) -> None:
         """Take a place, once it is this flow's turn."""
-        if self._free:
+        if self._free and self._held[flow] < self._per_flow:
             self._free -= 1
             self._held[flow] += 1
             return
@@ -46,6 +48,8 @@ class Places:
             del self._held[flow]
         while self._waiting:
             following = min(self._waiting, key=self._held.__getitem__)
+            if self._held[following] >= self._per_flow:
+                break
             queue = self._waiting.pop(following)
             turn = queue.popleft()
             if queue:

@@ -23,6 +23,8 @@ _CONCURRENT_CALLS = 8
 """Most calls at once for one request: a list of a thousand prompts must not occupy the whole engine."""
 _MOST_CALLS = 32
 """Most calls at once for all requests to a model; flows share them."""
+_MOST_OF_FLOW = 24
+"""Most of them for one flow: an engine may wait for a silent host of images, and with it all who need its count."""
 _LONGEST_CALL = 4
 """Longest duration of a call, as a multiple of the longest silence."""
 _LONG = 64 * 2**10
@@ -124,7 +126,7 @@ class EngineCounter:
             timeout: seconds for the longest silence in a call. The whole call may take four times as long.
         """
         self._targets = targets
-        self._places = Places(_MOST_CALLS)
+        self._places = Places(_MOST_CALLS, _MOST_OF_FLOW)
         self._timeout = timeout
 
     def targets(self) -> Sequence[Target]:

@@ -43,6 +43,8 @@ class Meaning(Enum):
     """It broke down on a request, though its status blames the client."""
     INVALID = auto()
     """It cannot take such a request, though its status blames itself."""
+    LACKING = auto()
+    """It was started without what the request needs; another may have been started with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +132,14 @@ VLLM = EngineKind(
             (500, 503),
             whole=True,
         ),
+        Said(Meaning.LACKING, "--tool-call-parser to be set", (400,)),
+        Said(Meaning.LACKING, "default chat template is no longer allowed", (400,)),
     ),
     ends_completions=True,
 )
-"""All versions from 0.8.5 on, and any front end: what one has is found by asking. The last error is `EngineDeadError`
-(v1/engine/exceptions.py, 0.32), which vLLM calls unrecoverable; its server ends a moment later."""
+"""All versions from 0.8.5 on, and any front end: what one has is found by asking. Its "issue" is `EngineDeadError`
+(v1/engine/exceptions.py, 0.32), which vLLM calls unrecoverable; its server ends a moment later. What an engine lacks is
+said by renderers/{online_renderer,hf}.py: at once, so that one without it has the fewest requests."""
 
 LLAMA_SERVER = EngineKind(
     "llama-server",

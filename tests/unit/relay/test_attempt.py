@@ -7,7 +7,6 @@ import pytest
 from gateway.admission.events import EndpointId, Observed
 from gateway.admission.outcomes import Outcome
 from gateway.admission.snapshot import Turn
-from gateway.pools.directory import DENIED
 from gateway.relay import attempt
 from gateway.relay.flights import SWEEP_INTERVAL, Interruption
 from gateway.relay.heartbeat import comment
@@ -426,9 +425,21 @@ async def test_a_key_of_ours_that_an_endpoint_does_not_accept_is_not_the_clients
     client = plane.ask()
     assert await outcome(plane, client) == "upstream_error"
     assert client.status == 502
-    assert b"did not accept the key" in client.body
+    assert b"does not accept the key" in client.body
     failed = plane.watch("a").failures + plane.watch("b").failures
-    assert failed == [(DENIED, {})] * 3, "it is asked at once"
+    denial = "it does not accept the key that kvgate has for it"
+    assert failed == [(denial, {})] * 3, "it is asked at once"
+
+
+async def test_where_a_clients_key_is_for_kvgate_an_endpoint_that_wants_one_has_failed(hurried):
+    """It answers at once, and would get nearly all that come."""
+    plane = FakePlane("a", "b", auth={"keys": [{"name": "n", "key": "k"}]})
+    plane.replies += [Reply(b"{}", status=401), Reply(WHOLE)]
+    assert (await plane.ask(authorization="Bearer k").ended()).status == 200
+    plane.replies += [Reply(b"{}", status=401)] * 2
+    client = await plane.ask(authorization="Bearer k").ended()
+    assert client.status == 502
+    assert b"it wants a key, and kvgate has none for it" in client.body
 
 
 async def test_a_clients_own_key_is_its_own_business(plane):
@@ -451,6 +462,26 @@ async def test_what_an_endpoint_lacks_is_asked_of_another_that_has_it(plane):
         assert (await plane.ask(ADAPTED).ended()).status == 200
     await plane.ask().ended()
     assert [url for url, *_ in plane.sent] == ["http://a", "http://b"] * 4 + ["http://a"], "it is well for all else"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
+        'tool_choice="required" requires --tool-call-parser to be set',
+        "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat template",
+    ],
+)
+async def test_what_an_endpoint_was_started_without_is_asked_of_another(plane, message):
+    refused = Reply(error(message, 400), status=400)
+    plane.replies += [refused, Reply(WHOLE)]
+    assert (await plane.ask().ended()).status == 200
+    plane.replies += [Reply(error(message, 400), status=400) for _ in range(2)]
+    client = plane.ask()
+    assert await outcome(plane, client) == "endpoint_refused"
+    assert (client.status, client.body) == (400, error(message, 400))
+    assert len(plane.sent) == 4
+    assert not plane.watch("a").failures + plane.watch("b").failures
 
 
 async def test_what_only_an_endpoint_has_that_cannot_be_reached_is_not_asked_for_again_and_again(plane):
@@ -582,6 +613,20 @@ async def test_a_stream_that_fails_ends_with_an_error_and_is_tried_nowhere_else(
     failed = [failure for name in "ab" for failure in plane.watch(name).failures]
     assert ends in client.body
     assert failed == [told]
+
+
+@pytest.mark.parametrize("interruption", [None, *Interruption])
+async def test_after_its_last_event_a_stream_is_whole_whatever_becomes_of_its_connection(plane, interruption):
+    later = LOST if interruption is None else asyncio.Event()
+    plane.replies.append(stream(TOKEN, LAST, USED, DONE, later))
+    client = plane.ask(STREAMED)
+    await plane.turns()
+    for flight in plane.flights._flights.values():
+        flight.interrupt(interruption)
+    assert await outcome(plane, client) == "completed"
+    assert (client.body, client.complete) == (TOKEN + LAST + DONE, True)
+    assert plane.lines[-1]["completion_tokens"] == 1
+    assert plane.counter.settled == [3]
 
 
 async def test_an_event_that_breaks_off_is_ended_before_the_error(plane, monkeypatch):

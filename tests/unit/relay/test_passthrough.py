@@ -198,6 +198,16 @@ async def test_a_key_of_ours_that_an_endpoint_does_not_accept_is_not_the_clients
     assert (await ended(ask(plane))).status == 200, "it is soon known to be down, and what comes waits"
 
 
+async def test_where_a_clients_key_is_for_kvgate_an_endpoint_that_wants_one_has_failed():
+    plane = FakePlane("a", "b", auth={"keys": [{"name": "n", "key": "k"}]})
+    plane.replies += [Reply(b"{}", status=401), Reply(b"{}")]
+    assert (await ended(ask(plane, authorization="Bearer k"))).status == 200
+    plane.replies += [Reply(b"{}", status=401)] * 2
+    assert (await ended(ask(plane, authorization="Bearer k"))).status == 401
+    failed = plane.watch("a").failures + plane.watch("b").failures
+    assert failed == [("it wants a key, and kvgate has none for it", {})] * 3
+
+
 async def test_a_model_that_an_engine_does_not_know_has_it_asked_who_it_is_and_a_route_does_not(plane):
     plane.replies += [Reply(NO_ROUTE, status=404) for _ in range(2)] + [Reply(MISSING, status=404)]
     for _ in range(2):

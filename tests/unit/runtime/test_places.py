@@ -51,6 +51,24 @@ async def test_a_place_that_falls_free_goes_to_the_flow_that_holds_the_fewest():
     assert users.flows == "aba"
 
 
+async def test_a_flow_that_holds_its_most_leaves_places_to_others():
+    users = Users(Places(3, per_flow=2))
+    for flow in "aaaa":
+        await users.ask(flow)
+    assert users.flows == "aa"
+    assert not users.places.full()
+    b = await users.ask("b")
+    assert users.flows == "aab"
+    await users.release(b)
+    assert users.flows == "aa", "not to those of `a` that wait"
+    for flows in ("aa", "aa", "aa", "a", ""):
+        assert users.flows == flows
+        if users.held:
+            await users.release(users.held[0])
+    assert users.flows == ""
+    assert not users.places.full()
+
+
 async def test_flows_that_hold_as_many_take_turns_and_each_in_order_of_arrival():
     users = Users(Places(1))
     for flow in "abbcc":

@@ -10,7 +10,13 @@ import pytest
 
 from gateway.runtime.descriptors import OutOfDescriptorsError
 from gateway.tokens.count import CountUnavailableError, EngineUnreachedError
-from gateway.tokens.engine_count import _MOST_CALLS, EngineCounter, QuestionRefusedError, RouteMissingError
+from gateway.tokens.engine_count import (
+    _MOST_CALLS,
+    _MOST_OF_FLOW,
+    EngineCounter,
+    QuestionRefusedError,
+    RouteMissingError,
+)
 from gateway.tokens.engine_work import CountedIn, EngineCall, EngineWork
 from gateway.tokens.features import Kind
 from gateway.tokens.normalise import Encoding
@@ -240,7 +246,7 @@ async def test_no_more_calls_at_once_than_an_engine_bears_and_flows_share_them()
         order.append(json.loads(request.content)["prompt"])
         running += 1
         most = max(most, running)
-        if running == _MOST_CALLS:
+        if running in (_MOST_OF_FLOW, _MOST_CALLS):
             full.set()
         await go.wait()
         running -= 1
@@ -249,12 +255,16 @@ async def test_no_more_calls_at_once_than_an_engine_bears_and_flows_share_them()
     counter = EngineCounter(lambda: [engine_at(FIRST, hold)], lambda: 5)
     counts = [asyncio.create_task(counter.count(work(ask("busy")), 1000, flow="busy")) for _ in range(300)]
     await asyncio.wait_for(full.wait(), 5)
-    counts.append(asyncio.create_task(counter.count(work(ask("new")), 1000, flow="new")))
+    full.clear()
+    counts += [asyncio.create_task(counter.count(work(ask("new")), 1000, flow="new")) for _ in range(20)]
+    await asyncio.wait_for(full.wait(), 5)
+    counts.append(asyncio.create_task(counter.count(work(ask("last")), 1000, flow="last")))
     await asyncio.sleep(0)
     go.set()
-    assert await asyncio.gather(*counts) == [(1,)] * 301
+    assert await asyncio.gather(*counts) == [(1,)] * 321
     assert most == _MOST_CALLS
-    assert order.index("new") == _MOST_CALLS
+    assert order[:_MOST_CALLS] == ["busy"] * _MOST_OF_FLOW + ["new"] * (_MOST_CALLS - _MOST_OF_FLOW)
+    assert order[_MOST_CALLS] == "last"
 
 
 @pytest.mark.parametrize(("listed", "tokens"), [("[]", 0), ("[7]", 1), ("[1, 2,3]", 3), ("[ 1,\n2 ]", 2)])
