@@ -460,7 +460,7 @@ class Attempt:
         await self._turnstile.pass_through()  # with an engine, hundreds of streams may end
         if self.reader is None:
             return Ended(Outcome.UPSTREAM_ERROR, Verdict.ABORTED)
-        self._exchange.usage = self.reader.usage
+        self._exchange.usage, self._exchange.finish_reasons = self.reader.usage, self.reader.finish_reasons
         whole = self.reader.closed and self.reader.failure is None
         if whole:
             event = b""

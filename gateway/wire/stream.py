@@ -17,8 +17,8 @@ from gateway.wire.request import Api
 from gateway.wire.usage import Usage, UsageFields
 
 MAX_EVENT_BYTES = 2**20
-"""An event is held until it is complete, up to this size. A larger one passes through in pieces. Only its counts and
-the id at its beginning are read: the Responses API repeats tools and the whole answer in an event."""
+"""An event is held until it is complete, up to this size. A larger one passes through in pieces. The Responses API
+repeats tools and the whole answer in events, so of these the id, the counts and the end are read all the same."""
 
 
 class FailureKind(Enum):
@@ -169,6 +169,7 @@ _ID = re.compile(
 )
 """The id of a response where its answer or event begins with it. Further on a client's tools could have one."""
 _MOST_BEFORE_ID = 2048
+_LAST_EVENTS = (b"event: response.completed", b"event: response.incomplete")
 _FINISHING_EVENTS = frozenset({"response.completed", "response.incomplete", "message_delta"})
 _CLOSING_EVENTS = frozenset({"response.completed", "response.incomplete", "message_stop"})
 
@@ -198,6 +199,7 @@ class StreamReader:
         "_after_text",
         "_before",
         "_behind",
+        "_ends",
         "_generated",
         "_generated_in_all",
         "_held_bytes",
@@ -253,7 +255,9 @@ class StreamReader:
         """The last few bytes of the incomplete event, held back or not."""
         self._unread = False
         self._passing: PassingUsage | None = None
-        """Of the last event too large to hold."""
+        """Of a response's event too large to hold."""
+        self._ends = False
+        """Whether that is the last one."""
         self._text_field = _TEXT_FIELD[api]
         self._before, self._behind = b"", b"none yet"
         """What an ordinary event of this stream begins with, up to its text, and ends with, with its chunk."""
@@ -324,8 +328,6 @@ class StreamReader:
         self._tail, self._held_bytes = [], 0
         if rest and self.failure is None and not self._read_event(rest):
             rest = b""
-        if self.usage is None and self._passing is not None:
-            self.usage = self._passing.read(self.api)
         self._expect_finished("the engine's stream ended without a finish reason")
         return b"" if self.failure is not None else rest
 
@@ -354,9 +356,11 @@ class StreamReader:
         self.torn = self._unread = True
         held = b"".join(self._tail)
         self._tail, self._held_bytes = [], 0
-        self.response_id = self.response_id or response_id(held)
-        self._passing = PassingUsage(depth=2 if self.api is Api.RESPONSES else 1)
-        self._passing.feed(held)
+        if self.api is Api.RESPONSES:
+            self.response_id = self.response_id or response_id(held)
+            self._ends = held.startswith(_LAST_EVENTS)
+            self._passing = PassingUsage(depth=2)
+            self._passing.feed(held)
         return held
 
     def _pass(self, data: bytes) -> bytes:
@@ -370,13 +374,17 @@ class StreamReader:
             self._last = window[-_BOUNDARY_BYTES:]
             return data
         self.torn, self._last = False, b""
+        if self._passing is not None:
+            self.usage = self._passing.read(self.api) or self.usage
+            self.finished, self.closed = self.finished or self._ends, self.closed or self._ends
+            self._passing = None
         return data[:end] + self._complete(data[end:])
 
     def _read(self, data: bytes) -> bytes:
         """Read each event with a mark; drop those that are not for the client."""
-        forward: list[bytes] = []
-        start = 0
-        for boundary in itertools.islice(_BOUNDARY.finditer(data), _MOST_READ):
+        start = len(data) - len(data.lstrip(b"\r\n"))  # the end of an event that was too large to hold
+        forward = [data[:start]]
+        for boundary in itertools.islice(_BOUNDARY.finditer(data, start), _MOST_READ):
             event = data[start : boundary.end()]
             start = boundary.end()
             keep = self._read_event(event)

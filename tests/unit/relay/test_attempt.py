@@ -629,6 +629,16 @@ async def test_after_its_last_event_a_stream_is_whole_whatever_becomes_of_its_co
     assert plane.counter.settled == [3]
 
 
+async def test_a_response_is_whole_after_its_last_event_though_that_is_too_large_to_hold(plane):
+    said = json.dumps({"id": "r", "tools": "t" * 1_500_000, "usage": {"input_tokens": 3, "output_tokens": 1}})
+    last = b'event: response.completed\ndata: {"response":%b,"type":"response.completed"}\n\n' % said.encode()
+    delta = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"a"}\n\n'
+    plane.replies.append(stream(delta, last[:1_400_000], last[1_400_000:], LOST))
+    client = plane.ask(b'{"model":"m","input":"x","stream":true}', path="/v1/responses")
+    assert await outcome(plane, client) == "completed"
+    assert (client.body, plane.lines[-1]["completion_tokens"]) == (delta + last, 1)
+
+
 async def test_an_event_that_breaks_off_is_ended_before_the_error(plane, monkeypatch):
     monkeypatch.setattr("gateway.wire.stream.MAX_EVENT_BYTES", 10)
     part = b'data: {"choices":[{"index":0'

@@ -237,6 +237,21 @@ def test_an_event_too_large_to_hold_passes_and_those_after_it_are_read(cuts, crl
         stream_module.MAX_EVENT_BYTES = kept
 
 
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+def test_what_ends_an_event_too_large_to_hold_stays_though_the_next_event_is_taken_out(newline):
+    large = chunk(choices=[{"index": 0, "text": "x" * stream_module.MAX_EVENT_BYTES, "finish_reason": "length"}])
+    usage = chunk(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 4})
+    sent = [it.replace(b"\n", newline) for it in (large, usage, b"data: [DONE]\n\n")]
+    for cut_off in range(len(newline) * 2 + 1):
+        end = len(sent[0]) - cut_off
+        whole = b"".join(sent)
+        reader, forwarded = read(
+            Api.COMPLETIONS, [whole[: end - 100], whole[end - 100 : end], whole[end:]], strip_usage=True
+        )
+        assert forwarded == sent[0] + sent[2]
+        assert reader.usage == Usage(3, 4)
+
+
 def test_a_stream_that_ends_inside_an_event_too_large_to_hold_is_torn():
     reader = StreamReader(Api.CHAT, strip_usage=False)
     large = b"data: " + b"x" * (stream_module.MAX_EVENT_BYTES + 1)
@@ -542,7 +557,7 @@ def test_of_a_response_too_large_to_hold_the_counts_and_the_id_are_read(cuts, sp
             whole = whole.replace(b'":', b'": ').replace(b',"', b', "')
         reader, forwarded = read(Api.RESPONSES, cut(whole, cuts))
         assert forwarded == whole
-        assert (reader.usage, reader.response_id, reader.failure) == (Usage(3, 4, 0), "id-1", None)
+        assert facts(reader) == (True, (), True, Usage(3, 4, 0), "id-1", None)
     finally:
         stream_module.MAX_EVENT_BYTES = kept
 
