@@ -12,6 +12,7 @@ _NEAR = 4 * 2**10
 """Most bytes of the counts."""
 _MARK = re.compile(rb'"(usage|billed_units)":[ \t\r\n]{0,8}(?=\{)')
 _MARK_BYTES = 24
+"""Most bytes of a mark and of the brace behind it."""
 _MOST_MARKS = 2000
 """Most marks in a piece, as each takes microseconds. No engine writes as many; where they are, nothing counts."""
 _COUNTS = re.compile(rb"\{[^{}]*(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}[^{}]*)*\}")

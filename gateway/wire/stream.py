@@ -169,9 +169,10 @@ _ID = re.compile(
 )
 """The id of a response where its answer or event begins with it. Further on a client's tools could have one."""
 _MOST_BEFORE_ID = 2048
-_LAST_EVENTS = (b"event: response.completed", b"event: response.incomplete")
 _FINISHING_EVENTS = frozenset({"response.completed", "response.incomplete", "message_delta"})
 _CLOSING_EVENTS = frozenset({"response.completed", "response.incomplete", "message_stop"})
+_CLOSING_LINES = tuple(b"event: %b" % name.encode() for name in _CLOSING_EVENTS)
+"""The beginnings of these, as vLLM writes them."""
 
 
 class StreamReader:
@@ -257,7 +258,7 @@ class StreamReader:
         self._passing: PassingUsage | None = None
         """Of a response's event too large to hold."""
         self._ends = False
-        """Whether that is the last one."""
+        """Whether that closes the stream."""
         self._text_field = _TEXT_FIELD[api]
         self._before, self._behind = b"", b"none yet"
         """What an ordinary event of this stream begins with, up to its text, and ends with, with its chunk."""
@@ -358,7 +359,7 @@ class StreamReader:
         self._tail, self._held_bytes = [], 0
         if self.api is Api.RESPONSES:
             self.response_id = self.response_id or response_id(held)
-            self._ends = held.startswith(_LAST_EVENTS)
+            self._ends = held.startswith(_CLOSING_LINES)
             self._passing = PassingUsage(depth=2)
             self._passing.feed(held)
         return held
@@ -376,8 +377,9 @@ class StreamReader:
         self.torn, self._last = False, b""
         if self._passing is not None:
             self.usage = self._passing.read(self.api) or self.usage
-            self.finished, self.closed = self.finished or self._ends, self.closed or self._ends
             self._passing = None
+        if self._ends:
+            self.finished = self.closed = True
         return data[:end] + self._complete(data[end:])
 
     def _read(self, data: bytes) -> bytes:

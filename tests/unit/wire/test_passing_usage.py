@@ -35,6 +35,7 @@ def passed(body: bytes, pieces: int = 7) -> Usage | None:
         ({"usage": {"prompt_tokens": "3"}}, None),
         ({"usage": None}, None),
         ({"choices": LONG, "usage": {"prompt_tokens": 3}, "logprobs": [{"token": "usage"}] * 500}, Usage(3, 0)),
+        ({"tools": [{"usage": {"total_tokens": 1}}], "usage": {"total_tokens": 9}, "kv": {"usage": None}}, Usage(9, 0)),
         ({"usage": {"total_tokens": 9}, "metadata": {"usage": {"total_tokens": 1}}}, Usage(9, 0)),
         ({"results": [{"document": {"usage": {"total_tokens": 1}}}]}, None),
         ([], None),
